@@ -19,7 +19,7 @@ from orchestrator.planning.planner import make_plan
 from orchestrator.planning.rehearsal import rehearse
 from orchestrator.reading.load import load
 from orchestrator.reading.problems import SpecProblems
-from orchestrator.show.status_screen import _held_out as held_out_text
+from orchestrator.show.status_screen import status_screen
 from orchestrator.tracking.mlflow import metrics
 from orchestrator.values.plan import Plan
 from orchestrator.values.report import Badput
@@ -307,7 +307,8 @@ def test_status_has_the_newest_evaluation(tmp_path: Path) -> None:
     run = writer.journal.run()
     assert run.evaluation == newest
     assert newest.perplexity == pytest.approx(8)
-    assert held_out_text(newest) == "loss 2.0794, perplexity 8, after step 2, took 2 s"
+    shown = status_screen(writer.journal.status(), "orch status")
+    assert "held-out   loss 2.0794, perplexity 8, after step 2, took 2 s" in shown
 
 
 def evaluated_run() -> tuple[Any, dict[int, list[TimedStep]]]:

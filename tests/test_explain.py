@@ -4,7 +4,7 @@ import pytest
 
 from orchestrator import catalog
 from orchestrator.evidence.explain.assemble import explain
-from orchestrator.evidence.explain.formula import _evaluate, _symbols
+from orchestrator.evidence.explain.formula import compute
 from orchestrator.show.explain_screen import _answer_text
 from orchestrator.values.spec import Precision
 from tests.example_specs import TINY, spec_of
@@ -16,16 +16,17 @@ from tests.explanations import REQUESTS, explanation_of, lines_of, spec_for, val
 def test_a_formula_is_what_it_reads_as() -> None:
     """Powers before products, products before sums, from left to right."""
     numbers = {"B": 8.0, "F": 2.0, "M_X": 2.0, "n": 9.0}
-    assert _evaluate("sqrt(B / F * M_X**2 * n) - 2 * 5", numbers) == 2.0
-    assert _evaluate("2**max(0, min(round(log2(n)), floor(log2(n)))) + ceil(B / 3)", numbers) == 11
-    assert _symbols("B / F * M_X / sqrt(n) * B") == ("B", "F", "M_X", "n")
+    assert compute("sqrt(B / F * M_X**2 * n) - 2 * 5", numbers).value == 2.0
+    powers = "2**max(0, min(round(log2(n)), floor(log2(n)))) + ceil(B / 3)"
+    assert compute(powers, numbers).value == 11
+    assert [*compute("B / F * M_X / sqrt(n) * B", numbers).inputs] == ["B", "F", "M_X", "n"]
 
 
 @pytest.mark.parametrize("text", ["B.real", "open(B)", "'B'", "B if B else B", "-B", "[B]"])
 def test_only_arithmetic_is_a_formula(text: str) -> None:
     """A formula comes from a data file: nothing else in it is carried out."""
     with pytest.raises((ValueError, KeyError)):
-        _evaluate(text, {"B": 1.0})
+        compute(text, {"B": 1.0})
 
 
 # --- the derivation
@@ -37,7 +38,7 @@ def test_every_line_is_its_formula_with_its_numbers(key: str) -> None:
     lines = list(lines_of(explanation_of(key)))
     assert len(lines) > 25
     for line in lines:
-        again = _evaluate(line.computed.formula, line.computed.inputs)
+        again = compute(line.computed.formula, line.computed.inputs).value
         assert line.computed.value == pytest.approx(again, rel=1e-12), line.name
 
 

@@ -8,7 +8,7 @@ import pytest
 from orchestrator import catalog
 from orchestrator.catalog.published import figures, questions
 from orchestrator.evidence.explain.assemble import _agreement, explain
-from orchestrator.evidence.explain.formula import _evaluate
+from orchestrator.evidence.explain.formula import compute
 from orchestrator.show import explain_screen
 from orchestrator.values.spec import Spec
 from tests.example_specs import spec_of
@@ -110,7 +110,7 @@ def test_no_figure_is_quoted_that_is_not_held_here() -> None:
 def test_every_figure_is_reproduced_to_its_printed_digits(question: str) -> None:
     """From inputs that stand beside it; rounded, or cut where that is said."""
     for quote in quotes_of(question):
-        value = _evaluate(quote.reproduced.formula, quote.reproduced.inputs)
+        value = compute(quote.reproduced.formula, quote.reproduced.inputs).value
         last = Decimal(1).scaleb(int(Decimal(quote.printed).as_tuple().exponent))
         off = Decimal(repr(float(value))) - Decimal(quote.printed)
         low, high = {"rounded": (-last / 2, last / 2), "cut": (Decimal(0), last)}[quote.agreement]

@@ -12,13 +12,12 @@ from orchestrator import catalog
 from orchestrator.catalog.published import figures
 from orchestrator.evidence.explain.assemble import explain
 from orchestrator.evidence.explain.differences import difference_texts
-from orchestrator.evidence.explain.formula import ComputedValue, Explanation, _evaluate
+from orchestrator.evidence.explain.formula import ComputedValue, Explanation, compute
 from orchestrator.evidence.score.published_runs import OTHER_SOFTWARE, PUBLISHED, read
 from orchestrator.formatting import lasting, span
 from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.planning.planner import make_plan
 from orchestrator.show import explain_screen
-from orchestrator.show.explain_screen import _summary_text
 from orchestrator.show.parts import Table
 from orchestrator.show.plan_text import likely
 from orchestrator.values import codec
@@ -95,10 +94,11 @@ def test_the_answer_has_the_days_that_the_plan_shows() -> None:
     assert days.high is not None
     assert days.expected is not None
     between = span(lasting(days.low), lasting(days.high))
-    summary = explanation_of("70b-four-pods").summary
-    assert summary.forecast is not None
-    assert summary.forecast.days == days
-    assert _summary_text(summary).endswith(f"planned {between}.")
+    sheet = explanation_of("70b-four-pods")
+    assert sheet.summary.forecast is not None
+    assert sheet.summary.forecast.days == days
+    shown = explain_screen.explain_screen(sheet, "orch plan")
+    assert f"planned {between}." in " ".join(shown.split())
     without = replace(days, low=None, high=None)
     assert likely(without, lasting) == f"at least {lasting(days.lower)}"
 
@@ -150,7 +150,7 @@ def test_the_expected_step_is_explained_part_by_part(key: str) -> None:
         return
     assert found is not None
     for part in found.parts:
-        again = _evaluate(part.computed.formula, part.computed.inputs)
+        again = compute(part.computed.formula, part.computed.inputs).value
         assert part.computed.value == pytest.approx(again, rel=1e-9), part.name
     assert sum(part.computed.value for part in found.parts) == pytest.approx(found.expected_s)
     assert found.expected_s == forecast.step_s.expected

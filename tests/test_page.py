@@ -20,7 +20,6 @@ from orchestrator.show.drawings import (
     BarPart,
     Mark,
     _environment,
-    _round_step,
     filled,
 )
 from orchestrator.show.pages import _run_page
@@ -290,7 +289,7 @@ def test_an_axis_shows_round_numbers_within_it() -> None:
     assert Axis(0.0, 1_000.0).ticks(4) == [0, 250, 500, 750, 1_000]
     assert Axis(0.5, 2e6, log=True).ticks(10) == [10.0**n for n in range(7)]
     assert Axis(60.0, 2e3, log=True).ticks() == [100.0, 200.0, 500.0, 1_000.0, 2_000.0]
-    assert _round_step(0.03) == 0.05
+    assert Axis(0.0, 0.15).ticks() == pytest.approx([0.0, 0.05, 0.1, 0.15])
     linear, log = Axis(2.0, 4.0), Axis(1.0, 100.0, log=True)
     assert [linear(value) for value in (1, 2, 3, 4, 5)] == [0, 0, 0.5, 1, 1]
     assert log(10) == 0.5

@@ -343,7 +343,7 @@ def test_two_proofs_stand_side_by_side() -> None:
 def test_the_page_has_a_timeline_and_a_flame_graph() -> None:
     """A box for each event of the round, and for each of the two lines."""
     found = schedule()
-    page = schedule_page(proofs.recorded()[1], proven(found)[0])
+    page = schedule_page(proofs.recorded()[1], found)
     boxes = page.count("<rect")
     assert boxes == len(found.loops[0].events) + 2
     for text in ("collective-permute", "trainers/toy/net.py:7 (block)"):

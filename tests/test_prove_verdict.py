@@ -184,7 +184,7 @@ def test_a_search_stops_at_the_least_recompute_that_fits(keep: Keep) -> None:
     assert [one.plan.remat for one in tried] == [first.remat, second.remat]
     assert [one.proof.passes for one in tried] == [False, True]
     assert stages == [f"remat {first.remat}", f"remat {second.remat}"]
-    table = render._remat_screen(plan, [(one.plan, one.proof) for one in tried])
+    *_, table = render.proof_screens(tried[:1], tried, "orch submit")
     assert [line.split()[-1] for line in table.splitlines()[1:]] == ["fit", "fits"]
 
 

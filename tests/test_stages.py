@@ -22,7 +22,7 @@ from orchestrator.reading.load import load
 from orchestrator.reading.problems import SpecProblems
 from orchestrator.run import proofs
 from orchestrator.show.plan_screen import stages_screen
-from orchestrator.show.status_screen import _stage as stage_text
+from orchestrator.show.status_screen import status_screen
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import Step
@@ -31,6 +31,7 @@ from orchestrator.values.spec import DataSource, Spec
 from tests.conftest import ROOT
 from tests.reports import compare, run_of, timed
 from tests.staged import STAGED, TOY_STEPS, staged_plan, staged_spec, toy_stages
+from tests.test_journal_commands import status_of
 from tests.test_token_sets import counting_set
 from tests.trainer_plans import plan_of
 from trainers.contract import build
@@ -249,8 +250,9 @@ def test_what_is_measured_is_of_one_stage(steps_of_second: int, plan: Plan) -> N
 
 
 def test_status_names_the_stage(plan: Plan) -> None:
-    assert stage_text(plan.stages[1].stage) == "2 of 3, steps 11 to 30"
-    assert stage_text(plan.stage) is None
+    text = "stage      2 of 3, steps 11 to 30"
+    assert text in status_screen(status_of(stage=plan.stages[1].stage), "orch status")
+    assert "\n  stage " not in status_screen(status_of(stage=plan.stage), "orch status")
 
 
 def test_a_report_has_every_stage_and_their_sum(plan: Plan) -> None:

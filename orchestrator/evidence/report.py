@@ -27,7 +27,6 @@ _OF_PLAN = ("chip", "chips", "devices", "pods")
 
 
 def make_report(journal: Journal, clock: Clock = time.time) -> Report:
-    """Return the report of a run, as its journal is now."""
     return report_and_steps(journal, clock)[0]
 
 
@@ -45,12 +44,9 @@ def report_and_steps(journal: Journal, clock: Clock = time.time) -> tuple[Report
 
 
 def _compare_run(
-    run: Run,
-    plan: Plan,
-    steps: dict[int, StepTable],
-    proof: Proof | None = None,
+    run: Run, plan: Plan, steps: dict[int, StepTable], proof: Proof | None = None,
     deadline: str | None = None,
-) -> Report:
+) -> Report:  # fmt: skip
     """Return the report of a run with these steps, compared with its newest attempt's plan."""
     whole, plan = plan, plan.stage_of(max(run.steps_done - 1, 0))
     same_plan = {
@@ -241,9 +237,8 @@ def _stage_reports(
         stages.append(report)
     if not stages:
         return (), None
-    predicted = [
-        stage.steps_done * s for stage in stages if (s := stage.predicted_step_s) is not None
-    ]
+    known = [(stage, s) for stage in stages if (s := stage.predicted_step_s) is not None]
+    predicted = [stage.steps_done * s for stage, s in known]
     paid = [stage.dollars for stage in stages if stage.dollars is not None]
     return tuple(stages), values.StageTotals(
         steps_done=sum(stage.steps_done for stage in stages),

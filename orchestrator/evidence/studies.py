@@ -27,7 +27,6 @@ _SeriesKey = frozenset[tuple[str, str]]
 
 
 def forecast_of(study: Study, plans: _TrialPlans) -> values.ScalingForecast | values.SweepForecast:
-    """Return the forecast of a study by its kind."""
     return (_forecast_sweep if study.kind == "sweep" else _forecast_scaling)(study, plans)
 
 
@@ -47,18 +46,17 @@ def _forecast_scaling(study: Study, plans: _TrialPlans) -> values.ScalingForecas
     trials = []
     for trial in study.trials:
         series, plan = _series_of(study, trial), plans[trial.number]
-        planned = None
+        planned, error = None, plan if isinstance(plan, str) else None
         if isinstance(plan, Plan):
             planned = _planned_trial(plan, smallest[frozenset(series.items())])
-        trials.append(
-            values.TrialForecast(
-                number=trial.number,
-                settings=trial.settings,
-                series=series,
-                planned=planned,
-                infeasible=plan if isinstance(plan, str) else None,
-            )
+        forecast = values.TrialForecast(
+            number=trial.number,
+            settings=trial.settings,
+            series=series,
+            planned=planned,
+            infeasible=error,
         )
+        trials.append(forecast)
     return values.ScalingForecast(
         schema=_SCHEMA,
         name=study.name,

@@ -22,8 +22,7 @@ _MOST_ROOFS = 5
 
 
 def _color(resource: str) -> str:
-    """Return the color of a resource: that of its first word, as `ici` of `ici tensor`."""
-    return resource.partition(" ")[0]
+    return resource.partition(" ")[0]  # `ici` of `ici tensor`
 
 
 def step_time(plan: Plan, report: Report | None = None) -> draw.BarChart:
@@ -32,8 +31,7 @@ def step_time(plan: Plan, report: Report | None = None) -> draw.BarChart:
     bars = [*resource_bars(plan), *expected_bars(plan)]
     marks = [draw.Mark("lower bound", "lower", step_s.lower)]
     if step_s.expected is not None:
-        low, high = step_s.low, step_s.high
-        marks.append(draw.Mark("expected", "expected", step_s.expected, low=low, high=high))
+        marks.append(draw.Mark("expected", "expected", step_s.expected, step_s.low, step_s.high))
     if step_s.unoverlapped != step_s.expected:
         marks.append(draw.Mark("unoverlapped", "unoverlapped", step_s.unoverlapped))
     if report and report.measured:
@@ -42,8 +40,7 @@ def step_time(plan: Plan, report: Report | None = None) -> draw.BarChart:
             return draw.BarChart(bars=[measured], show=fmt.seconds)
         bars.append(measured)
         took_s = report.measured.step_s
-        median, low, high = took_s.median, took_s.low, took_s.high
-        marks.append(draw.Mark("measured", "measured", median, low=low, high=high))
+        marks.append(draw.Mark("measured", "measured", took_s.median, took_s.low, took_s.high))
     return draw.BarChart(bars=bars, show=fmt.seconds, marks=marks)
 
 
@@ -130,16 +127,13 @@ def speed_over_steps(plan: Plan, report: Report, steps: StepTable) -> draw.Plot:
     # lies so far above that the others would be flat.
     mfu, last = plan.forecast.mfu, float(steps.index[-1] + 1)
     highest = max(float(known.mfu.max()), mfu.high or mfu.expected or 0.0)
-    lines = []
+    curves, bands = list[draw.Curve](), list[draw.Band]()
     if mfu.expected is None or mfu.lower <= _FAR * highest:
-        lines.append(("roofline", mfu.lower, "lower"))
+        level = ((0.0, mfu.lower), (last, mfu.lower))
+        curves.append(draw.Curve(f"roofline {fmt.percent(mfu.lower)}", "lower", level))
     if mfu.expected is not None:
-        lines.append(("expected", mfu.expected, "expected"))
-    curves = [
-        draw.Curve(f"{name} {fmt.percent(value)}", kind, ((0, value), (last, value)))
-        for name, value, kind in lines
-    ]
-    bands = []
+        level = ((0.0, mfu.expected), (last, mfu.expected))
+        curves.append(draw.Curve(f"expected {fmt.percent(mfu.expected)}", "expected", level))
     if mfu.low is not None and mfu.high is not None:
         points = ((0.0, mfu.low, mfu.high), (last, mfu.low, mfu.high))
         bands.append(draw.Band("expected", points))
@@ -147,24 +141,17 @@ def speed_over_steps(plan: Plan, report: Report, steps: StepTable) -> draw.Plot:
 
 
 def loss_over_steps(steps: StepTable) -> draw.Plot:
-    held_out = tuple(
-        (float(taken.steps_done), taken.loss) for _, taken in sorted(steps.evaluations.items())
-    )
+    evaluations = [steps.evaluations[row] for row in sorted(steps.evaluations)]
+    held_out = tuple((float(taken.steps_done), taken.loss) for taken in evaluations)
     curves = [draw.Curve("held-out", "expected", held_out)] if held_out else []
     return _over_steps(steps, steps, steps.loss, "loss", "{:.2f}".format, curves, from_0=False)
 
 
 def _over_steps(
-    steps: StepTable,
-    shown: StepTable,
-    values: Floats,
-    name: str,
-    show: Callable[[float], str],
-    predicted: Sequence[draw.Curve] = (),
-    expected: Sequence[draw.Band] = (),
-    *,
+    steps: StepTable, shown: StepTable, values: Floats, name: str, show: Callable[[float], str],
+    predicted: Sequence[draw.Curve] = (), expected: Sequence[draw.Band] = (), *,
     from_0: bool = True,
-) -> draw.Plot:
+) -> draw.Plot:  # fmt: skip
     """Return a curve of medians in a band from least to most, with predictions and restarts."""
     places = _thinned(shown.index.astype(float) + 1.0, values)
     ends = [y for _, low, _, high in places for y in (low, high)]
@@ -175,15 +162,14 @@ def _over_steps(
     measured = draw.Curve("measured", "measured", points, dots=len(points) == 1)
     spread = draw.Band("measured", tuple((x, low, high) for x, low, _, high in places))
     # A line where each attempt after the first begins; the key names one.
-    begins = [float(index) for index in steps.index[sorted(steps.startups)] if index]
     lines = list[draw.Curve]()
-    for x in begins:
-        height = ((x, y_axis.low), (x, y_axis.high))
-        lines.append(draw.Curve("" if lines else "restart", "restart", height))
+    for x in map(float, steps.index[sorted(steps.startups)]):
+        if x:
+            height = ((x, y_axis.low), (x, y_axis.high))
+            lines.append(draw.Curve("" if lines else "restart", "restart", height))
     lines += predicted
     x_axis = draw.Axis(0.0, max(float(steps.index[-1] + 1), 1.0), whole=True)
-    curves, bands = [*lines, measured], [*expected, spread]
-    keyed = bool(lines)
+    curves, bands, keyed = [*lines, measured], [*expected, spread], bool(lines)
     return draw.Plot(x_axis, y_axis, "steps", name, fmt.count, show, curves, bands, keyed=keyed)
 
 

@@ -28,7 +28,6 @@ _Show = Callable[[float], str]
 
 
 def share(fraction: float) -> str:
-    """Return a position as a percentage of the drawing."""
     return f"{fraction * 100:.5g}%"
 
 
@@ -56,17 +55,14 @@ class Axis:
             within = (1,) if log10(self.high / self.low) > _FEW_DECADES else (1, 2, 5)
             values = [number * 10.0**power for power in powers for number in within]
             return [value for value in values if self.low <= value <= self.high]
-        step = _round_step((self.high - self.low) / most)
+        # The smallest of 1, 2, 2.5 and 5 times a power of ten that gives no more ticks.
+        least = (self.high - self.low) / most
+        power = 10.0 ** floor(log10(least))
+        step = next(power * n for n in _ROUND_STEPS if power * n >= least * (1 - 1e-9))
         if self.whole:
             step = float(ceil(step))
         first, last = ceil(self.low / step - 1e-9), floor(self.high / step + 1e-9)
         return [number * step for number in range(first, last + 1)]
-
-
-def _round_step(value: float) -> float:
-    """Return the smallest of 1, 2, 2.5 and 5 times a power of ten that is at least the value."""
-    power = 10.0 ** floor(log10(value))
-    return next(power * step for step in _ROUND_STEPS if power * step >= value * (1 - 1e-9))
 
 
 def from_zero(values: Iterable[float], margin: float = 1.06) -> Axis:

@@ -12,7 +12,6 @@ from orchestrator.evidence.explain.differences import difference_texts
 from orchestrator.show import parts as ui
 from orchestrator.show.plan_text import likely, verdict_table
 
-_NO_PLAN = "no realizable plan"
 _QUESTIONS: dict[explained.QuestionCode, str] = {
     "pod_holds_it": "Does a pod hold it?",
     "sequence_for_every_chip": "Is there a sequence for every chip?",
@@ -23,20 +22,6 @@ _QUESTIONS: dict[explained.QuestionCode, str] = {
     "mlp_bound": "And at these powers of two?",
     "dcn_bound": "Is data parallelism over DCN compute-bound?",
 }
-
-
-def _summary_text(summary: explained.ExplanationSummary) -> str:
-    forecast = summary.forecast
-    planned = f"planned {likely(forecast.days, fmt.lasting)}" if forecast else _NO_PLAN
-    return f"Answer: {_by_hand(summary)}, {planned}."
-
-
-def _by_hand(summary: explained.ExplanationSummary) -> str:
-    """Return what the derivation says without a plan."""
-    days = f"{fmt.lasting(summary.days)} at {explained.assumed(summary.mfu)}"
-    if summary.mixed_times is None:
-        return days
-    return f"{days}, FSDP + tensor {explained.bound_by(summary.mixed_times)}"
 
 
 def _answer_text(verdict: explained.Verdict) -> str:
@@ -74,10 +59,8 @@ def _answer_text(verdict: explained.Verdict) -> str:
 
 # A name, but neither a function nor the exponent of a number.
 _SYMBOL = re.compile(r"(?<![\w.])[A-Za-z_]\w*(?![\w(])")
-_PREFIXES = {9: "G", 12: "T"}
-_SHORT = {3: "K", 6: "M"}
+_PREFIXES, _SHORT = {"9": "G", "12": "T"}, {"3": "K", "6": "M"}
 _NAMES = 32  # columns for the name of a line
-_LABELS = 10
 _MOST_RUNS = 10  # that are listed by name; more are counted
 
 
@@ -87,20 +70,23 @@ def explain_screen(sheet: explained.Explanation, next_command: str) -> ui.Screen
     changed = f", with {' '.join(sheet.overrides)}" if sheet.overrides else ""
     chips = fmt.counted(sheet.chips, f"{sheet.chip} chip")
     headline = f"{sheet.name}: {sheet.model} on {chips}, {slices}, worked out by hand{changed}"
-
-    by_hand = [("by hand", _by_hand(sheet.summary))]
-    verdict = ui.Table([("plan", _NO_PLAN), *by_hand], "<w", row_styles={0: "red"})
-    if sheet.summary.forecast is not None:
-        verdict = verdict_table(sheet.summary.forecast, sheet.summary.tokens, by_hand)
-
+    # What the derivation says without a plan, and what is planned.
+    summary, planned = sheet.summary, "no realizable plan"
+    by_hand = f"{fmt.lasting(summary.days)} at {explained.assumed(summary.mfu)}"
+    if summary.mixed_times is not None:
+        by_hand += f", FSDP + tensor {explained.bound_by(summary.mixed_times)}"
+    rows = [("plan", planned), ("by hand", by_hand)]
+    verdict = ui.Table(rows, "<w", row_styles={0: "red"})
+    if summary.forecast is not None:
+        verdict = verdict_table(summary.forecast, summary.tokens, rows[1:])
+        planned = f"planned {likely(summary.forecast.days, fmt.lasting)}"
     inputs = [
         (given.symbol, _number(given.value), given.meaning, f"[{given.source or 'spec'}]")
         for given in sheet.inputs
     ]
     # The differences between the derivation and the plan, or why nothing is planned.
     realized: list[ui.Part] = [_title("Where the realizable plan differs")]
-    words = difference_texts(sheet.differences) if sheet.differences else ()
-    for about, *texts in words:
+    for about, *texts in difference_texts(sheet.differences) if sheet.differences else ():
         realized.append(ui.Command(f"  {about}"))
         realized += map(_labelled, ("by hand", "plan", "why"), texts)
     if sheet.no_plan is not None:
@@ -113,21 +99,18 @@ def explain_screen(sheet: explained.Explanation, next_command: str) -> ui.Screen
         _text(f"  [{source.key}] ", f"{source.title}; {source.where}; {source.date}", 6)
         for source in sheet.sources
     )
+    mfu = _text("  MFU counts ", sheet.mfu_definition)
     return ui.screen(
         [_title(headline)],
         ui.indent([verdict]),
-        [
-            "Inputs",
-            *ui.indent([ui.Table(inputs, "<><<")]),
-            _text("  MFU counts ", sheet.mfu_definition),
-        ],
+        ["Inputs", *ui.indent([ui.Table(inputs, "<><<")]), mfu],
         *map(_section, sheet.sections),
         *published,
         realized,
         _expected(sheet.expectation) if sheet.expectation else [],
         _section(sheet.goodput) if sheet.goodput else [],
         [_title("Sources"), *sources],
-        [_title(_summary_text(sheet.summary)), *ui.next_step(next_command)],
+        [_title(f"Answer: {by_hand}, {planned}."), *ui.next_step(next_command)],
     )
 
 
@@ -141,7 +124,7 @@ def _title(words: str) -> ui.Text:
 
 
 def _labelled(label: str, words: str) -> ui.Text:
-    return _text(f"    {label:{_LABELS}}", words)
+    return _text(f"    {label:10}", words)
 
 
 def _section(entry: explained.DerivationSection) -> list[ui.Part]:
@@ -185,11 +168,8 @@ def _quote(figure: explained.QuotedFigure) -> list[ui.Part]:
 
     printed = f"{figure.about}: {_as_printed(figure.printed, figure.unit)}"
     agreement = "" if figure.agreement == "rounded" else f", {figure.agreement}"
-    is_same = figure.exact == figure.reproduced
-    rows = [
-        ("from", f"{equation(figure.reproduced, figure.unit)}{agreement}"),
-        ("exact", "the same" if is_same else equation(figure.exact, figure.unit)),
-    ]
+    exact = equation(figure.exact, figure.unit) if figure.exact != figure.reproduced else "the same"
+    rows = [("from", f"{equation(figure.reproduced, figure.unit)}{agreement}"), ("exact", exact)]
     for remark in figure.asides:
         rows += [("also", f"{remark.says}: {equation(remark.computed, remark.unit)}")]
     rows += [("why", figure.why)] if figure.why else []
@@ -215,10 +195,10 @@ def _expected(step: explained.ExpectedStep) -> list[ui.Part]:
     ends = fmt.span(fmt.seconds(step.low_s), fmt.seconds(step.high_s))
     interval = (
         f"80 % prediction interval {ends}: runs outside the fit differ by a factor of"
-        f" {exp(step.spread):.3f}; the rest is the uncertainty of the constants"
+        f" {exp(step.spread):.3f}; the rest is the uncertainty of the constants [{step.source}]"
     )
     parts.append(_labelled("step", f"{total} = {fmt.seconds(step.expected_s)}"))
-    return [*parts, _labelled("interval", f"{interval} [{step.source}]")]
+    return [*parts, _labelled("interval", interval)]
 
 
 def _written(formula: str) -> str:
@@ -232,23 +212,22 @@ def _put_in(computed: explained.ComputedValue) -> str:
 
 def _number(value: float) -> str:
     """Return all digits of a count, and four of a measured or computed value: 8,192, 4.59e14."""
-    rounded = float(f"{value:.3e}")
-    if value == int(value) and (abs(value) < 1e7 or (rounded != value and abs(value) < 1e13)):
+    mantissa, exponent = f"{value:.3e}".split("e")
+    is_rounded = float(f"{value:.3e}") != value
+    if value == int(value) and (abs(value) < 1e7 or (is_rounded and abs(value) < 1e13)):
         return f"{int(value):,}"
-    if abs(value) >= 1e7:
-        mantissa, exponent = f"{rounded:.3e}".split("e")
-        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
-    return fmt.four_digits(value)
+    if abs(value) < 1e7:
+        return fmt.four_digits(value)
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
 
 
 def _as_printed(digits: str, unit: str) -> str:
     """Return a published figure with its published digits: 20.9 TB, 435 years, 43 %."""
     mantissa, _, power = digits.partition("e")
-    exponent = int(power or 0)
     if unit == "bytes":
-        return f"{mantissa} {_PREFIXES[exponent]}B"
+        return f"{mantissa} {_PREFIXES[power]}B"
     if unit == "MFU":
         return f"{Decimal(digits).scaleb(2):f} % MFU"
-    if exponent in _SHORT:
-        return f"{mantissa}{_SHORT[exponent]} {unit}"
+    if power in _SHORT:
+        return f"{mantissa}{_SHORT[power]} {unit}"
     return f"{digits if power else f'{Decimal(digits):,}'} {unit}"

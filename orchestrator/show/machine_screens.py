@@ -110,36 +110,33 @@ def mlflow_links(
     address: str, shown: str, experiments: Sequence[tuple[str, Sequence[runs.ViewLink]]]
 ) -> ui.Screen:
     """Return where the MLflow UI shows the runs and their comparisons."""
-    blocks: list[list[ui.Part]] = [
-        [ui.Command(f"MLflow at {address}, showing {shown}", style="bold")]
-    ]
+    blocks = []
     for name, views in experiments:
         rows = [(view.name, view.url) for view in views]
         blocks.append(ui.section(f"experiment {name}", [ui.Table(rows, "<<")]))
-    return ui.screen(*blocks)
+    return ui.screen([ui.Command(f"MLflow at {address}, showing {shown}", style="bold")], *blocks)
 
 
 def weights_screen(weights: runs.ExportedWeights) -> str:
-    files = fmt.counted(weights.files, "file")
-    loads = f"AutoModelForCausalLM.from_pretrained({weights.folder!r})"
+    files, folder = fmt.counted(weights.files, "file"), weights.folder
     return (
-        f"{weights.folder}: {weights.parameters:,} parameters of {weights.model} after step"
+        f"{folder}: {weights.parameters:,} parameters of {weights.model} after step"
         f" {weights.step:,}, {weights.dtype}, {files}\n"
-        f"Next: {loads}  # {weights.architecture}\n"
+        f"Next: AutoModelForCausalLM.from_pretrained({folder!r})  # {weights.architecture}\n"
     )
 
 
 def key_help_screen(keys: Sequence[KeyHelp], next_command: str) -> ui.Screen:
     """Return what each key means and must be; of many keys, what those below the first mean."""
 
-    def whole(key: KeyHelp) -> list[ui.Part]:
+    blocks = []
+    for key in keys:
         absent = "required" if key.required else f"default: {key.default or 'none'}"
-        return [ui.heading(key.key), *ui.indent([key.about, f"must be: {key.must}", absent])]
-
+        texts = ui.indent([key.about, f"must be: {key.must}", absent])
+        blocks.append([ui.heading(key.key), *texts])
     if len(keys) <= _MANY:
-        return ui.screen(*map(whole, keys), ui.next_step(next_command))
-    is_above = keys[1].key.startswith(f"{keys[0].key}.")
-    below = keys[1:] if is_above else keys
-    rows = ui.Table([(key.key, key.about) for key in below], "<w")
-    first = whole(keys[0]) if is_above else []
-    return ui.screen(first, [rows], ui.next_step(f"orch schema --key {below[0].key}"))
+        return ui.screen(*blocks, ui.next_step(next_command))
+    above = 1 if keys[1].key.startswith(f"{keys[0].key}.") else 0
+    rows = ui.Table([(key.key, key.about) for key in keys[above:]], "<w")
+    following = ui.next_step(f"orch schema --key {keys[above].key}")
+    return ui.screen(*blocks[:above], [rows], following)

@@ -89,13 +89,11 @@ def offers_screen(
 
 
 def offers_headline(found: Offers) -> str:
-    """Return what was asked for."""
-    request, wishes = found.request, f"{fmt.scaled(found.tokens)} tokens"
-    if request.by_days is not None:
-        wishes += f" within {fmt.time_limit(request.by_days)}"
-    if request.budget_dollars is not None:
-        wishes += f" for {fmt.dollars(request.budget_dollars)} at most"
-    return f"{found.name}: {wishes}, {request.prices} prices"
+    by, budget = found.request.by_days, found.request.budget_dollars
+    within = "" if by is None else f" within {fmt.time_limit(by)}"
+    at_most = "" if budget is None else f" for {fmt.dollars(budget)} at most"
+    tokens = fmt.scaled(found.tokens)
+    return f"{found.name}: {tokens} tokens{within}{at_most}, {found.request.prices} prices"
 
 
 def _is_hopeless(found: Offers) -> bool:
@@ -126,9 +124,8 @@ def in_words(offer: Offer) -> str:
 
 def _likely(estimate: Estimate | None, show: ui.Show) -> str:
     assert estimate
-    if estimate.expected is None:
-        return f"at least {show(estimate.lower)}"
-    return show(estimate.expected)
+    is_known = estimate.expected is not None
+    return show(estimate.likeliest) if is_known else f"at least {show(estimate.lower)}"
 
 
 def to_take(found: Offers) -> Offer | None:
@@ -141,8 +138,8 @@ def frontier_of(planned: Sequence[Offer]) -> list[Offer]:
 
 
 def choices(found: Offers) -> dict[str, Offer | None]:
-    first = ("cheapest", found.cheapest) if found.cheapest else ("likeliest", found.likeliest)
-    return dict([first, ("fastest", found.fastest)])
+    first = "cheapest" if found.cheapest else "likeliest"
+    return {first: found.cheapest or found.likeliest, "fastest": found.fastest}
 
 
 def offer_row(offer: Offer, found: Offers) -> ui.Row:
@@ -156,7 +153,6 @@ def offer_row(offer: Offer, found: Offers) -> ui.Row:
         return show(estimate.expected), f"{show(estimate.low)}-{show(estimate.high)}"
 
     def in_days(days: float) -> str:
-        """Return days as a number; a small part of a day in its own unit."""
         return fmt.to_digits(days, 3) if days >= _LEAST_DAYS else fmt.lasting(days)
 
     return (

@@ -5,7 +5,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
+from typing import NamedTuple
 
 from orchestrator import formatting as fmt
 from orchestrator.errors import JournalUnreadable, OrchError
@@ -19,14 +21,13 @@ from orchestrator.planning.offers import Offers
 from orchestrator.proving.verdict import ProofResult
 from orchestrator.run.progress import RUNS
 from orchestrator.run.records import record_files
-from orchestrator.show import charts, plan_text, report_screen
+from orchestrator.show import charts, plan_text, report_screen, status_screen
 from orchestrator.show import drawings as draw
 from orchestrator.show import study_screens as studies
 from orchestrator.show.plan_pages import offers_page, schedule_page
-from orchestrator.show.status_screen import attempt_time, cause
 from orchestrator.storage.addresses import folder, is_copy
 from orchestrator.tracking.mlflow.store import run_link
-from orchestrator.values.plan import Estimate, Plan
+from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
 from orchestrator.values.report import Report
 from orchestrator.values.run import Run
@@ -67,7 +68,7 @@ def write_report(run: str, storage: str | Path = RUNS, *, out: str | Path | None
         return page
     proof, problem = _proof(record)
     text, report = page_of(record, proof)
-    problems = (*report.problems, *([problem] if problem else []))
+    problems = report.problems + ((problem,) if problem else ())
     page = Page(path=_write(path, text), report=report, problems=problems)
     record_files(record)
     return page
@@ -77,7 +78,7 @@ def write_schedule(found: ProofResult, path: str | Path) -> Path:
     """Write the page of a proof's schedule: a layer in time, and a flame graph by source line."""
     if found.proof.schedule is None:
         raise OrchError(f"--html: no schedule: the catalog has no clock_hz for {found.plan.chip}")
-    return _write(Path(path), schedule_page(found.plan, found.proof))
+    return _write(Path(path), schedule_page(found.plan, found.proof.schedule))
 
 
 def write_offers(found: Offers, path: str | Path) -> Path:
@@ -94,15 +95,9 @@ def keep_report(journal: Journal) -> None:
 def page_of(journal: Journal, proof: Proof | None) -> tuple[str, Report]:
     """Return the page of a run, as its journal stands, and the report that it shows."""
     run, (report, steps) = journal.run(), report_and_steps(journal)
-    text = _run_page(
-        run,
-        report,
-        steps,
-        journal.current_plan(run),
-        rehearsed=journal.full_plan(run) if run.rehearses else None,
-        proof=proof,
-        mlflow=run_link(run.tracking) if run.tracking else None,
-    )
+    plan, full = journal.current_plan(run), journal.full_plan(run) if run.rehearses else None
+    link = run_link(run.tracking) if run.tracking else None
+    text = _run_page(run, report, steps, plan, rehearsed=full, proof=proof, mlflow=link)
     return text, report
 
 
@@ -113,36 +108,27 @@ def _run_page(
     """Return the page as HTML. `plan` ran; it may be a small copy of `rehearsed`, the plan for
     chips, to which `proof` belongs. `mlflow` is the run's address in the MLflow UI.
     """
-    full, goodput = rehearsed or plan, report.goodput
+    full, comparable_s = rehearsed or plan, None
     # The measured step, if it can be compared with the forecast for chips.
-    is_on_chips = report.measured and report.ratios and not report.rehearsal
-    comparable_s = report.measured.step_s.median if report.measured and is_on_chips else None
+    if report.measured and report.ratios and not report.rehearsal:
+        comparable_s = report.measured.step_s.median
     return draw.filled(
         "run.html",
-        run=run,
-        report=report,
-        plan=plan,
-        rehearsed=rehearsed,
-        proof=proof,
-        steps=steps,
-        mlflow=mlflow,
         title=report.run,
         verdict=report_screen.run_verdict(report),
         headline=plan_text.headline(full),
+        run=run,
+        report=report,
+        plan=plan,
         full=full,
-        has_warm_steps=bool(steps.warm.any()),
-        figures=list(report_screen.main_figures(report)),
-        charts=charts,
+        proof=proof,
+        steps=steps,
+        mlflow=mlflow,
         roofline=charts.roofline(full, comparable_s),
-        gap=report_screen.gap_text(report.gap) if report.gap else "",
-        goodput=report_screen.goodput_text(goodput) if goodput else "",
-        goodput_rows=report_screen.goodput_rows(goodput) if goodput else [],
-        cause=cause,
-        attempt_time=attempt_time,
-        stage_head=report_screen.STAGE_HEAD,
-        stage_rows=report_screen.stage_rows(report),
-        resource_name=plan_text.resource_name,
-        amount=plan_text.amount,
+        charts=charts,
+        screens=report_screen,
+        status=status_screen,
+        text=plan_text,
     )
 
 
@@ -180,16 +166,12 @@ _KINDS = ("measured", "matmul", "hbm", "ici", "dcn", "host")
 _MOST_BARS = 12  # trials whose ledgers are drawn
 
 
-@dataclass(frozen=True)
-class _Series:
-    """Trials that differ only in size, the smallest first."""
+class _Series(NamedTuple):
+    """Trials that differ only in size, the smallest first; an end of the names of its curves."""
 
     name: str
     kind: str
-    trials: tuple[TrialReport, ...]
-
-    def named(self, what: str) -> str:
-        return f"{what}, {self.name}" if self.name else what
+    trials: list[TrialReport]
 
 
 def _scaling_page(report: ScalingReport, plans: Mapping[int, Plan]) -> str:
@@ -201,14 +183,11 @@ def _scaling_page(report: ScalingReport, plans: Mapping[int, Plan]) -> str:
             name = studies.settings_text(trial.series, report.vary, " ")
             groups.setdefault(name, []).append(trial)
     series = [
-        _Series(name, _KINDS[i % len(_KINDS)], tuple(sorted(trials, key=lambda trial: trial.chips)))
-        for i, (name, trials) in enumerate(groups.items())
+        _Series(f", {name}" if name else "", kind, sorted(trials, key=lambda trial: trial.chips))
+        for kind, (name, trials) in zip(cycle(_KINDS), groups.items(), strict=False)
     ]
     throughput, efficiency = _scaling_plots(series) if series else (None, None)
     bars = _compared_bars(report, plans)
-
-    def likeliest(share: Estimate) -> str:
-        return f"{fmt.percent(share.likeliest)}{' at best' if share.expected is None else ''}"
 
     # The predictions for chips, where the trials themselves were rehearsed.
     chip_rows = []
@@ -216,7 +195,10 @@ def _scaling_page(report: ScalingReport, plans: Mapping[int, Plan]) -> str:
         if (plan := trial.predicted) and trial.not_compared:
             settings, step_s = (trial.settings[key] for key in report.vary), plan.step_s
             expected = "-" if step_s.expected is None else fmt.seconds(step_s.expected)
-            shares = map(likeliest, (plan.mfu, plan.efficiency))
+            shares = (
+                f"{fmt.percent(share.likeliest)}{' at best' if share.expected is None else ''}"
+                for share in (plan.mfu, plan.efficiency)
+            )
             times = fmt.seconds(step_s.lower), expected
             chip_rows.append((*settings, fmt.count(plan.chips), *times, *shares, plan.bound))
     columns = ("chips", "at best", "expected", "MFU", "efficiency", "bottleneck")
@@ -247,20 +229,18 @@ def _scaling_plots(series: Sequence[_Series]) -> list[draw.Plot]:
     speeds, bands = list[draw.Curve](), list[draw.Band]()
     shares = [draw.Curve("ideal", "ideal", ((sizes[0], 1.0), (sizes[-1], 1.0)))]
     for group in series:
-        measured = [
-            (float(trial.chips), trial.measured) for trial in group.trials if trial.measured
-        ]
+        measured = [(float(run.chips), run.measured) for run in group.trials if run.measured]
         speed = tuple((x, found.tokens_per_s_per_chip.median * x) for x, found in measured)
         first, tokens_per_s = speed[0]
         ideal = tuple((x, x * tokens_per_s / first) for x in (first, max(first, sizes[-1])))
         speeds += [
-            draw.Curve(group.named("ideal"), "ideal", ideal),
+            draw.Curve(f"ideal{group.name}", "ideal", ideal),
             *_predictions(group, lambda p, at: getattr(p.tokens_per_s_per_chip, at) * p.chips),
-            draw.Curve(group.named("measured"), group.kind, speed, dots=True),
+            draw.Curve(f"measured{group.name}", group.kind, speed, dots=True),
         ]
         share = tuple((x, found.efficiency.median) for x, found in measured)
         shares += _predictions(group, lambda p, at: float(getattr(p.efficiency, at)))
-        shares.append(draw.Curve(group.named("measured"), group.kind, share, dots=True))
+        shares.append(draw.Curve(f"measured{group.name}", group.kind, share, dots=True))
         area = tuple((x, found.efficiency.low, found.efficiency.high) for x, found in measured)
         bands.append(draw.Band(group.kind, area))
     tokens = draw.logarithmic((y for curve in speeds for _, y in curve.points), 1.4)
@@ -288,7 +268,7 @@ def _predictions(series: _Series, figure: Callable[[PlannedTrial, str], float]) 
     curves = []
     for name, kind, at in lines:
         points = tuple((float(trial.chips), figure(plan, at)) for trial, plan in known)
-        curves.append(draw.Curve(series.named(name), kind, points))
+        curves.append(draw.Curve(f"{name}{series.name}", kind, points))
     return curves
 
 
@@ -301,16 +281,15 @@ def _compared_bars(report: ScalingReport, plans: Mapping[int, Plan]) -> list[dra
         name = studies.settings_text(trial.settings, report.vary)
         # The parts of the expected step end to end, or the resources of the unoverlapped.
         plan = plans[trial.number]
-        step_s, expected = plan.forecast.step_s, charts.expected_bars(plan)
-        if expected and step_s.expected != step_s.unoverlapped:
-            ledger = replace(expected[0], name=f"{name}: expected")
-        else:
+        step_s, ledger = plan.forecast.step_s, charts.expected_bars(plan)
+        what = "expected" if ledger else "predicted, unoverlapped"
+        if not ledger or step_s.expected == step_s.unoverlapped:
             resources = charts.resource_bars(plan)
             parts = tuple(draw.BarPart(bar.name, bar.value, kind=bar.kind) for bar in resources)
-            what = "expected" if expected else "predicted, unoverlapped"
-            ledger = draw.Bar(f"{name}: {what}", "latency", parts)
+            ledger = [draw.Bar("", "latency", parts)]
         step = draw.BarPart("median step", trial.measured.step_s.median)
-        bars += [ledger, draw.Bar(f"{name}: measured", "measured", (step,))]
+        bars.append(replace(ledger[0], name=f"{name}: {what}"))
+        bars.append(draw.Bar(f"{name}: measured", "measured", (step,)))
     return bars[: 2 * _MOST_BARS]
 
 
@@ -320,7 +299,6 @@ def _compared_bars(report: ScalingReport, plans: Mapping[int, Plan]) -> list[dra
 _SWEEP_KINDS = ("matmul", "hbm", "ici", "dcn", "host")
 _BEST, _OTHER = "measured", "ideal"
 _MOST_PLOTS = 4
-_EXPONENT, _UNBROKEN = re.compile(r"(?<=\de)-"), "-\N{WORD JOINER}"  # 1e-2 stays on a line
 _WIDE = 10.0  # values that differ by this factor have a logarithmic axis
 
 
@@ -351,7 +329,7 @@ def _sweep_page(report: SweepReport) -> str:
     return draw.filled(
         "sweep.html",
         title=report.study,
-        verdict=_EXPONENT.sub(_UNBROKEN, verdict),
+        verdict=re.sub(r"(?<=\de)-", "-\N{WORD JOINER}", verdict),  # 1e-2 stays on a line
         headline=f"{report.name}: a sweep of {len(report.trials)} trials",
         report=report,
         over_steps=over_steps,
@@ -367,22 +345,23 @@ def _over_setting(report: SweepReport, key: str) -> draw.Plot | None:
     """Return the last loss over a setting that is a number and differs; None for others."""
     known = [(trial, trial.loss) for trial in report.trials if trial.loss is not None]
     try:
-        points = [(float(trial.settings[key]), loss, trial.number) for trial, loss in known]
+        values = [float(trial.settings[key]) for trial, _ in known]
     except ValueError:
         return None
-    values = [value for value, *_ in points]
     if len(set(values)) < 2:
         return None
     loss_text, curves = report_screen.loss_text, []
     for name, kind in (("best", _BEST), ("others", "matmul")):
-        group = [point for point in points if (point[2] == report.best) == (name == "best")]
-        labels = tuple(f"trial {number}: {loss_text(loss)}" for _, loss, number in group)
-        places = tuple((value, loss) for value, loss, _ in group)
-        if group:
-            curves.append(draw.Curve(name, kind, places, dots=True, joined=False, labels=labels))
+        points, labels = list[tuple[float, float]](), list[str]()
+        for value, (trial, loss) in zip(values, known, strict=True):
+            if (trial.number == report.best) == (name == "best"):
+                points.append((value, loss))
+                labels.append(f"trial {trial.number}: {loss_text(loss)}")
+        dots = draw.Curve(name, kind, tuple(points), dots=True, joined=False, labels=tuple(labels))
+        curves += [dots] if points else []
     is_wide = min(values) > 0 and max(values) / min(values) >= _WIDE
     x = draw.logarithmic(values, 1.4) if is_wide else draw.around(values)
-    y = draw.around([loss for _, loss, _ in points])
+    y = draw.around([loss for _, loss in known])
 
     def show(value: float) -> str:
         return f"{value:g}" if value < 1 else fmt.scaled(value)

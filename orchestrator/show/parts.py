@@ -29,7 +29,6 @@ _RESET = "\033[0m"
 _UNBROKEN = re.compile(r"(?<=\d) (?=\S)|(?<=[^\s,;:]) (?=\d)|(?<=\S) (?=/\w)|(?<=--set) ")
 # What commands a terminal, or turns the direction of its text around.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-_NOT_ASCII_CONTROL = re.compile(r"[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # JSON escapes the others
 _IN_LINES = re.compile(r"(?![\t\n])" + _CONTROL.pattern)
 NEXT = "Next: "  # how the last line begins
 _COMMANDS = (NEXT, "--set ")  # lines that stay whole, so that a person can copy them
@@ -114,7 +113,7 @@ class Table:
     def lines(self, width: int) -> list[str]:
         return [line for row in self.row_lines(width) for line in row]
 
-    def indented(self, by: int) -> "Table":
+    def indented(self, by: int) -> Self:
         return replace(self, start=" " * by + self.start)
 
     def row_lines(self, width: int) -> list[list[str]]:
@@ -134,9 +133,8 @@ class Table:
             lines = self._with_bars(lines, width)
         elif max(map(len, lines)) > width and not self.spare:
             # The columns that fit, then the others below, each part with the first column.
-            parts: list[list[str]] = []
-            chosen: list[int] = []
-            for column in range(1, len(self.rows[0])):
+            parts, chosen = list[list[str]](), list[int]()
+            for column in every[1:]:
                 wider = [line.rstrip() for line in self._aligned([0, *chosen, column], self.gap)]
                 if chosen and max(map(len, wider)) <= width:
                     parts[-1], chosen = wider, [*chosen, column]
@@ -252,12 +250,6 @@ def visible(text: str) -> str:
     return _IN_LINES.sub("?", text)
 
 
-def visible_json(text: str | bytes) -> str:
-    """Return JSON of the same value, in which what commands a terminal is escaped."""
-    readable = text.decode() if isinstance(text, bytes) else text
-    return _NOT_ASCII_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", readable)
-
-
 def screen(*blocks: Iterable[Part]) -> Screen:
     return Screen(*(block for block in map(list, blocks) if block))
 
@@ -273,7 +265,6 @@ def heading(text: str) -> Text:
 
 
 def labelled(label: str, text: str, style: str = "") -> Text:
-    """Return a paragraph below its first word, which follows a label: `note: …`."""
     return Text(text, f"{label} ", style=style)
 
 
@@ -290,7 +281,6 @@ def next_step(command: str | None) -> list[Part]:
 
 
 def closing(sentence: str, command: str | None = None) -> list[Part]:
-    """Return the last lines of a screen: its verdict in a sentence, and what to type next."""
     return [heading(sentence), *next_step(command)]
 
 
@@ -298,13 +288,6 @@ def table(head: Row, rows: Iterable[Row], columns: str = "") -> list[Part]:
     """Return rows below their head; nothing without rows."""
     listed = list(rows)
     return [Table([head, *listed], columns)] if listed else []
-
-
-def facts(rows: Iterable[tuple[str, str | None]]) -> list[Part]:
-    """Return a line for each name whose text is known."""
-    listed = list(rows)
-    width = max((len(name) for name, _ in listed), default=0)
-    return [Table([(f"{name:{width}}", text) for name, text in listed if text], "<w")]
 
 
 def indent(parts: Iterable[Part], by: int = 2) -> list[Part]:

@@ -1,6 +1,6 @@
 """Show the difference of two plans, or of two proofs, on one screen."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from orchestrator import formatting as fmt
 from orchestrator.planning.diff_plans import SUM, LineDiff, PlanDiff
@@ -32,9 +32,12 @@ def plan_diff_screen(diff: PlanDiff, next_command: str) -> ui.Screen:
     for name, key, show in _FIGURES:
         for estimate in ("lower", "expected", "unoverlapped") if has_estimate else ("lower",):
             figures += _figure_row(diff, f"{key}.{estimate}", show, f"{name}, {_named(estimate)}")
+    times = _ledger(diff.time, fmt.seconds) if diff.time else []
+    for estimate in ("unoverlapped", "lower", "expected") if diff.time else ():
+        times += _figure_row(diff, f"step_s.{estimate}", fmt.seconds, _named(estimate), "")
     compared = [
         ui.section("memory per device", ui.table(_HEAD, _memory_rows(diff), "<<>>>")),
-        ui.section("time per step", ui.table(_HEAD, _time_rows(diff), "<<>>>")),
+        ui.section("time per step", ui.table(_HEAD, times, "<<>>>")),
         ui.section("stages", _stages(diff)),
         ui.section("figures", ui.table(_ENDS, figures)),
     ]
@@ -48,10 +51,8 @@ def plan_diff_screen(diff: PlanDiff, next_command: str) -> ui.Screen:
         )
         rows.append(("fits", *fits, _change(*memory)))
     at = _estimate(diff)
-    verdict: tuple[tuple[str, str, ui.Show], ...] = (
-        ("time", "days", fmt.lasting), ("cost", "dollars", fmt.dollars), ("MFU", "mfu", fmt.percent)
-    )  # fmt: skip
-    for name, key, show in verdict:
+    shows: dict[str, ui.Show] = {"days": fmt.lasting, "dollars": fmt.dollars, "mfu": fmt.percent}
+    for name, (key, show) in zip(("time", "cost", "MFU"), shows.items(), strict=True):
         for row in _figure_row(diff, f"{key}.{at}", show, name):
             ends = (_with_interval(diff, side, key, show) for side in (0, 1))
             rows.append((name, *ends, row[-1]))
@@ -62,21 +63,25 @@ def plan_diff_screen(diff: PlanDiff, next_command: str) -> ui.Screen:
     bold = dict.fromkeys(range(1, len(rows) + 1), "bold")
     verdict_table = [ui.Table([head, *rows], row_styles=bold)]
     if first.digest == second.digest:
-        is_same = all(pair.first == pair.second for pair in diff.figures)
-        compared, verdict_table = ([] if is_same else compared[-1:]), []
+        compared, verdict_table = ([] if _is_same(diff) else compared[-1:]), []
     names = []
     for plan in diff.plans:
         changes = f" with {' '.join(plan.overrides)}" if plan.overrides else ""
         names.append(f"{plan.name} ({short(plan.digest)}){changes}")
     differences = ui.table(("", "first", "second", ""), _differences(diff), "<>><")
+    verdict = _verdict(diff)
     return ui.screen(
         [ui.heading(" and ".join(names))],
         ui.indent(verdict_table),
-        ui.indent([ui.heading(_verdict(diff))]),
+        ui.indent([ui.heading(verdict)]),
         ui.section("differences", differences),
         *compared,
-        ui.closing(_verdict(diff), next_command),
+        ui.closing(verdict, next_command),
     )
+
+
+def _is_same(diff: PlanDiff) -> bool:
+    return all(pair.first == pair.second for pair in diff.figures)
 
 
 def _with_interval(diff: PlanDiff, side: int, key: str, show: ui.Show) -> str:
@@ -99,26 +104,24 @@ def _with_interval(diff: PlanDiff, side: int, key: str, show: ui.Show) -> str:
 def _verdict(diff: PlanDiff) -> str:
     first, second = diff.plans
     if first.digest == second.digest:
-        is_same = all(pair.first == pair.second for pair in diff.figures)
-        return f"Both are one plan; its figures {'are the same' if is_same else 'differ'}."
+        return f"Both are one plan; its figures {'are the same' if _is_same(diff) else 'differ'}."
     at = _estimate(diff)
 
     def ratio(key: str) -> float:
         before, after = _figure(diff, f"{key}.{at}")
         return after / before
 
-    if _is_staged(diff):
+    is_staged, (before, after) = _is_staged(diff), diff.bounds
+    if is_staged:
         text = f"The second takes {_costs(ratio('days'))} time"
     else:
         text = f"The second is {_faster(ratio('tokens_per_s'))}"
     if all(_figure(diff, "dollars.lower")):
         text += f" and costs {_costs(ratio('dollars'))}"
-    if at == "lower":
-        text += ", both at best"
-    if _is_staged(diff):
-        return f"{text}."
-    before, after = diff.bounds
-    return f"{text}. It is bound by {after}{f', not {before}' if before != after else ''}."
+    text += ", both at best." if at == "lower" else "."
+    if is_staged:
+        return text
+    return f"{text} It is bound by {after}{f', not {before}' if before != after else ''}."
 
 
 def _estimate(diff: PlanDiff) -> str:
@@ -209,7 +212,7 @@ def _memory_rows(diff: PlanDiff) -> list[ui.Row]:
     for whole in sums:
         if whole.part in largest:
             lines = [line for line in diff.memory if line.part == whole.part and line.name != SUM]
-            rows += _ledger(lines, fmt.in_memory, lambda _: "")
+            rows += _ledger(lines, fmt.in_memory)
             rows.append(_line_row(f"phase: {whole.part}", "", whole, fmt.in_memory))
     for name, key in (("peak", "memory_bytes_per_device"), ("limit", "hbm_bytes_per_device")):
         values = _figure(diff, key)
@@ -217,23 +220,18 @@ def _memory_rows(diff: PlanDiff) -> list[ui.Row]:
     return rows
 
 
-def _time_rows(diff: PlanDiff) -> list[ui.Row]:
-    if not diff.time:
-        return []
-    rows = _ledger(diff.time, fmt.seconds, lambda line: resource_name(line.part))
-    for estimate in ("unoverlapped", "lower", "expected"):
-        rows += _figure_row(diff, f"step_s.{estimate}", fmt.seconds, _named(estimate), "")
-    return rows
+def _ledger(lines: Sequence[LineDiff], show: ui.Show) -> list[ui.Row]:
+    """Return a row for each line that matters in either plan, and one for all small lines.
 
-
-def _ledger(
-    lines: Sequence[LineDiff], show: ui.Show, part: Callable[[LineDiff], str]
-) -> list[ui.Row]:
-    """Return a row for each line that matters in either plan, and one for all small lines."""
+    Lines of seconds have the resource that is busy.
+    """
     totals = [sum(line.first or 0 for line in lines), sum(line.second or 0 for line in lines)]
     least = _SMALL * max(*totals, 1e-30)
     large = [line for line in lines if max(line.first or 0, line.second or 0) >= least]
-    rows = [_line_row(line.name, part(line), line, show) for line in large]
+    rows = []
+    for line in large:
+        part = resource_name(line.part) if show is fmt.seconds else ""
+        rows.append(_line_row(line.name, part, line, show))
     if small := [line for line in lines if line not in large]:
         first = sum(line.first or 0.0 for line in small)
         second = sum(line.second or 0.0 for line in small)
@@ -255,11 +253,9 @@ def _stages(diff: PlanDiff) -> list[ui.Part]:
     """Return the figures of each stage that differ: what is expected, or the lower bound."""
     stages = [stage for pair in diff.figures if (stage := _of_stage(pair.key)[0])]
     at = "expected" if any(_figure(diff, "days.expected")) else "lower"
-    figures: tuple[tuple[str, str, ui.Show], ...] = (
-        ("memory", "memory_bytes_per_device", fmt.in_memory),
-        ("step", f"step_s.{at}", fmt.seconds),
-        ("days", f"days.{at}", fmt.lasting),
-    )
+    memory = ("memory", "memory_bytes_per_device", fmt.in_memory)
+    step, days = ("step", f"step_s.{at}", fmt.seconds), ("days", f"days.{at}", fmt.lasting)
+    figures: tuple[tuple[str, str, ui.Show], ...] = (memory, step, days)
     rows: list[ui.Row] = []
     for stage in dict.fromkeys(stages):
         for name, key, show in figures:
@@ -311,10 +307,9 @@ def proof_diff_screen(diff: ProofDiff, names: tuple[str, str]) -> ui.Screen:
     def shown(figure: ProofFigure, value: float) -> str:
         if figure.unit == "s":
             return fmt.seconds(value)
-        if figure.unit == "flops":
-            return fmt.with_unit(value, "FLOP", 4)
-        is_memory = figure.name in {"peak_hbm", "host"}
-        return fmt.in_memory(value) if is_memory else fmt.with_unit(value, "B", 4)
+        if figure.name in {"peak_hbm", "host"}:
+            return fmt.in_memory(value)
+        return fmt.with_unit(value, "FLOP" if figure.unit == "flops" else "B", 4)
 
     figures = [
         (_NAMES[figure.name], *(shown(figure, value) for value in pair), _change(*pair))

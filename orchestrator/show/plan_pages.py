@@ -12,20 +12,19 @@ from orchestrator.show import offers_screen as screens
 from orchestrator.show.plan_text import headline
 from orchestrator.show.proof_screen import KINDS, by_line, short_line
 from orchestrator.values.plan import Plan
-from orchestrator.values.proof import Proof
+from orchestrator.values.proof import Schedule
 
 _COLORS = 6  # of chips, in the style sheet
 
 
 def offers_page(found: Offers) -> str:
     planned = [offer for offer in found.offers if offer.days]
-    chosen = screens.to_take(found)
-    verdict = screens.nothing_sure(found)
-    verdict = f"{verdict[0].upper()}{verdict[1:]}"
+    chosen, why = screens.to_take(found), screens.nothing_sure(found)
+    why = f"{why[0].upper()}{why[1:]}"
     return draw.filled(
         "offers.html",
         title=found.name,
-        verdict=screens.in_words(found.cheapest) if found.cheapest else verdict,
+        verdict=screens.in_words(found.cheapest) if found.cheapest else why,
         headline=screens.offers_headline(found),
         picture=_picture(found, planned) if any(offer.dollars for offer in planned) else None,
         head=screens.HEAD,
@@ -54,8 +53,8 @@ def _picture(found: Offers, planned: list[Offer]) -> draw.Plot:
     # The offers of each chip as dots of one color.
     for number, chip in enumerate(dict.fromkeys(offer.chip for offer in priced)):
         offers = [offer for offer in priced if offer.chip == chip]
-        labels = tuple(f"{screens.in_words(offer)}; odds {screens.odds_text(offer)}"
-                       for offer in offers)  # fmt: skip
+        words = ((screens.in_words(offer), screens.odds_text(offer)) for offer in offers)
+        labels = tuple(f"{text}; odds {odds}" for text, odds in words)
         color, dots = f"chip-{number % _COLORS + 1}", tuple(map(_place, offers))
         curves.append(draw.Curve(chip, color, dots, dots=True, joined=False, labels=labels))
     days, cost = zip(*(point for curve in curves for point in curve.points), strict=True)
@@ -125,9 +124,7 @@ class _Frame:
     inner: dict[str, "_Frame"] = field(default_factory=dict)
 
 
-def schedule_page(plan: Plan, proof: Proof) -> str:
-    schedule = proof.schedule
-    assert schedule is not None
+def schedule_page(plan: Plan, schedule: Schedule) -> str:
     # For each loop, the tracks that a round of it uses, and its events as boxes on them.
     timelines = []
     for loop in schedule.loops:

@@ -18,13 +18,9 @@ _REDUCTIONS = {"per_layer": "layer by layer", "at_end": "at the end"}
 
 
 def plan_screen(
-    plan: Plan,
-    next_command: str | None,
-    compiled: str = "",
-    runners_up: Sequence[Plan] = (),
-    detail: ui.Detail = "usual",
-    odds: DeadlineOdds | None = None,
-) -> ui.Screen:
+    plan: Plan, next_command: str | None, compiled: str = "", runners_up: Sequence[Plan] = (),
+    detail: ui.Detail = "usual", odds: DeadlineOdds | None = None,
+) -> ui.Screen:  # fmt: skip
     """Return what the plan should reach and cost; `compiled` sums up an earlier proof of it."""
     first = warning_texts([note for note in plan.warnings if note.code in _SAID_FIRST])
     others = [note for note in plan.warnings if note.code not in _SAID_FIRST]
@@ -77,7 +73,7 @@ def _decisions(plan: Plan, *, full: bool) -> list[ui.Part]:
         for axis in plan.axes
         if axis.link == "ici" and axis.name in in_use(plan.mesh, plan.mesh)
     )
-    size = plan.batch
+    size, search, profile = plan.batch, plan.search, plan.chip_profile
     sequences = f"{fmt.count(size.sequences)} sequences x {fmt.count(size.length)}"
     batch = f"{sequences} = {fmt.scaled(size.tokens)} tokens"
     if size.sequences != size.requested_sequences:
@@ -90,10 +86,8 @@ def _decisions(plan: Plan, *, full: bool) -> list[ui.Part]:
         f" {plan.precision.compute} on {plan.precision.parameters} parameters,"
         f" gradients reduced {_REDUCTIONS[plan.gradient_reduction]}"
     )
-    search = plan.search
-    counts = fmt.count(search.enumerated), fmt.count(search.realizable), fmt.count(search.priced)
+    counts = map(fmt.count, (search.enumerated, search.realizable, search.priced))
     found = "{} placements, {} realizable, {} priced".format(*counts)
-    profile = plan.chip_profile
     rows = [
         ("model", _model(plan)),
         ("mesh", f"{slices} dcn | {inside}"),
@@ -149,9 +143,6 @@ def _runners_up(plans: Sequence[Plan]) -> list[ui.Part]:
     def mesh(plan: Plan) -> str:
         return ".".join(str(plan.mesh[axis]) for axis in axes)
 
-    def with_mfu(plan: Plan) -> str:
-        return f"{mesh(plan)} (MFU {fmt.percent(plan.forecast.mfu.expected or 0)})"
-
     speeds = ("expected", "MFU") if has_estimate else ("lower", "unoverlapped")
     rows: list[ui.Row] = [("mesh", "batch", "remat", "memory", *speeds, "loss", "bound")]
     for plan in plans:
@@ -159,16 +150,9 @@ def _runners_up(plans: Sequence[Plan]) -> list[ui.Part]:
         speed = fmt.seconds(step_s.lower), fmt.seconds(step_s.unoverlapped)
         if has_estimate:
             speed = fmt.seconds(step_s.expected or 0), fmt.percent(forecast.mfu.expected or 0)
-        row = (
-            mesh(plan) + (f" +{plan.search.alike}" if plan.search.alike else ""),
-            plan_text.in_microbatches(plan.batch),
-            summary_of(plan.remat),
-            fmt.in_memory(forecast.memory_bytes_per_device),
-            *speed,
-            "-" if plan is first else fmt.percent(loss(first, plan)),
-            forecast.bound,
-        )
-        rows.append(row)
+        placed = mesh(plan) + (f" +{plan.search.alike}" if plan.search.alike else "")
+        lost = "-" if plan is first else fmt.percent(loss(first, plan))
+        rows.append((placed, *_placed(plan), *speed, lost, forecast.bound))
     # Runners-up that are expected to be faster, by the reason that they are not the plan.
     faster: dict[Reason, list[Plan]] = {}
     for other in others:
@@ -179,7 +163,10 @@ def _runners_up(plans: Sequence[Plan]) -> list[ui.Part]:
         why += "; it is also expected to be the fastest of these"
     texts = [_ALIKE_RULE, _LOSS_RULE, why]
     for reason, listed in faster.items():
-        other, names = listed[0], ", ".join(map(with_mfu, listed))
+        other = listed[0]
+        shares = (fmt.percent(plan.forecast.mfu.expected or 0) for plan in listed)
+        pairs = zip(map(mesh, listed), shares, strict=True)
+        names = ", ".join(f"{placed} (MFU {share})" for placed, share in pairs)
         because = _WHY_NOT[reason].format(
             share=fmt.percent(abs(loss(first, other))),
             least=fmt.percent(OFFLOAD_GAIN),
@@ -195,12 +182,9 @@ def _runners_up(plans: Sequence[Plan]) -> list[ui.Part]:
 
 
 def stages_screen(
-    plan: Plan,
-    next_command: str | None,
-    compiled: Sequence[str] = (),
-    detail: ui.Detail = "usual",
-    odds: DeadlineOdds | None = None,
-) -> ui.Screen:
+    plan: Plan, next_command: str | None, compiled: Sequence[str] = (),
+    detail: ui.Detail = "usual", odds: DeadlineOdds | None = None,
+) -> ui.Screen:  # fmt: skip
     """Return what the run takes, then each stage; `compiled` are lines about earlier proofs."""
     forecast = plan.forecast
     more = plan_text.deadline_and_run(plan, odds)
@@ -212,14 +196,11 @@ def stages_screen(
         # Whether all stages fit, and what they take together.
         each = [stage.forecast.mfu.likeliest for stage in plan.stages]
         is_known = all(stage.forecast.mfu.expected is not None for stage in plan.stages)
-        mfu = fmt.span(fmt.percent(min(each)), fmt.percent(max(each)))
+        mfu = f"{fmt.span(fmt.percent(min(each)), fmt.percent(max(each)))}, by stage"
         bound = f"{forecast.bound}: {plan_text.in_words(forecast.bound)}, in the longest stage"
-        texts = (
-            "yes, every stage" if forecast.fits else "no",
-            *plan_text.time_and_price(forecast, plan.tokens),
-            f"{'' if is_known else 'at most '}{mfu}, by stage",
-            bound,
-        )
+        fits = "yes, every stage" if forecast.fits else "no"
+        takes = plan_text.time_and_price(forecast, plan.tokens)
+        texts = (fits, *takes, mfu if is_known else f"at most {mfu}", bound)
         verdict = plan_text.five_lines(forecast, texts, more)
     figures, meshes, rates = _stage_lines(plan.stages)
     top: list[list[ui.Part]] = [
@@ -243,6 +224,12 @@ def stages_screen(
     )
 
 
+def _placed(plan: Plan) -> ui.Row:
+    """Return what a mesh holds: the batch, what is recomputed, and the memory of a device."""
+    memory = fmt.in_memory(plan.forecast.memory_bytes_per_device)
+    return plan_text.in_microbatches(plan.batch), summary_of(plan.remat), memory
+
+
 def _stage_lines(stages: Sequence[Plan]) -> tuple[list[ui.Part], list[ui.Part], list[str]]:
     """Return the figures of each stage, its mesh, and the schedules of the learning rate."""
 
@@ -253,30 +240,15 @@ def _stage_lines(stages: Sequence[Plan]) -> tuple[list[ui.Part], list[ui.Part], 
     figures, meshes, rates = list[ui.Row](), list[ui.Row](), []
     for number, stage in enumerate(stages, 1):
         name, forecast = f"stage {number}", stage.forecast
-        row = (
-            name,
-            fmt.scaled(stage.tokens),
-            fmt.count(stage.total_steps),
-            fmt.count(stage.batch.sequences),
-            fmt.count(stage.batch.length),
-            shown(forecast.step_s, fmt.seconds),
-            fmt.percent(forecast.mfu.likeliest),
-            shown(forecast.days, fmt.lasting),
-            "" if forecast.dollars is None else shown(forecast.dollars, fmt.dollars),
-        )
-        figures.append(row)
+        sizes = map(fmt.count, (stage.total_steps, stage.batch.sequences, stage.batch.length))
+        step, days = shown(forecast.step_s, fmt.seconds), shown(forecast.days, fmt.lasting)
+        cost = "" if forecast.dollars is None else shown(forecast.dollars, fmt.dollars)
+        mfu = fmt.percent(forecast.mfu.likeliest)
+        figures.append((name, fmt.scaled(stage.tokens), *sizes, step, mfu, days, cost))
         used = in_use(stage.mesh, stage.mesh)
         axes = [axis for axis in stage.axes if axis.link == "ici" and axis.name in used]
         inside = ", ".join(f"{axis.name} {axis.size}" for axis in axes if axis.size > 1)
-        placed = (
-            name,
-            inside or "one device",
-            plan_text.in_microbatches(stage.batch),
-            summary_of(stage.remat),
-            fmt.in_memory(forecast.memory_bytes_per_device),
-            forecast.bound,
-        )
-        meshes.append(placed)
+        meshes.append((name, inside or "one device", *_placed(stage), forecast.bound))
         # A schedule of the learning rate that begins here, and the stages that it goes on for.
         if stage.schedule_span[0] != stage.first_step:
             continue

@@ -14,12 +14,8 @@ from orchestrator.values.plan import Estimate, Forecast, LedgerLine, LineKind, P
 
 _INTERVAL = "80 % interval"
 
-_RESOURCES = {
-    "mxu": "matmul",
-    "latency": "ici",
-    **{axis: f"dcn {axis}" for axis in DCN_AXES},
-    **{name: name for name in ("hbm", "host", "cores")},
-}
+_RESOURCES = {"mxu": "matmul", "latency": "ici", "hbm": "hbm", "host": "host", "cores": "cores"}
+_RESOURCES |= {axis: f"dcn {axis}" for axis in DCN_AXES}
 _IN_WORDS = {
     "matmul": "the chips' matrix units",
     "hbm": "the chips' memory bandwidth",
@@ -99,13 +95,11 @@ def estimates_table(
     forecast: Forecast, rows: Sequence[tuple[str, Estimate, ui.Show]], name: str = ""
 ) -> ui.Table:
     """Return bounds, expected values and intervals, the cost last; or only the best values."""
-    listed = [*rows]
-    if forecast.dollars is not None:
-        listed.append((_price(forecast), forecast.dollars, fmt.dollars))
+    cost = forecast.dollars
     is_known = forecast.days.expected is not None
     head = ("lower bound", "expected", _INTERVAL, "unoverlapped") if is_known else ("at best",)
     shown = [(name, *head)]
-    for label, value, show in listed:
+    for label, value, show in (*rows, *([(_price(forecast), cost, fmt.dollars)] if cost else [])):
         after: ui.Row = ()
         if value.expected is not None:
             after = show(value.expected), likely(value, show), show(value.unoverlapped)
@@ -144,7 +138,6 @@ def five_lines(
 
 
 def time_and_price(forecast: Forecast, tokens: float) -> tuple[str, str]:
-    """Return the time and the cost of a forecast with their intervals."""
     time = f"{_with_interval(forecast.days, fmt.lasting)}; {fmt.scaled(tokens)} tokens"
     if forecast.dollars is None:
         return time, "unknown: no price of a chip-hour (resources.dollars_per_chip_hour)"
@@ -169,11 +162,10 @@ def deadline_and_run(plan: Plan, odds: DeadlineOdds | None) -> list[tuple[str, s
 
 def _ahead_of_next(forecast: Forecast) -> str:
     """Return how much longer the bottleneck takes than the next resource."""
-    margin = forecast.bound_by
-    if not margin:
-        return ""
-    longer = f"{fmt.percent(margin)} longer than"
-    return f"{longer if margin < 1 else f'{1 + margin:.1f} times as long as'} the next"
+    margin = forecast.bound_by or 0.0
+    if margin >= 1:
+        return f"{1 + margin:.1f} times as long as the next"
+    return f"{fmt.percent(margin)} longer than the next" if margin else ""
 
 
 def verdict(plan: Plan) -> str:
@@ -211,15 +203,9 @@ _LOSSES: dict[LossKind, str] = {
 
 
 def _ledger(
-    lines: Sequence[tuple[ui.Row, float]],
-    least: float,
-    show: Callable[[float], ui.Row],
-    smaller: str,
-    totals: Sequence[ui.Row] = (),
-    *,
-    indent: str = "",
-    is_bold: bool = True,
-) -> ui.Table:
+    lines: Sequence[tuple[ui.Row, float]], least: float, show: Callable[[float], ui.Row],
+    smaller: str, totals: Sequence[ui.Row] = (), *, indent: str = "", is_bold: bool = True,
+) -> ui.Table:  # fmt: skip
     """Return a line for each value of at least a size and one for all smaller ones, each with a
     bar; below them the totals, the last of them bold. `show` gives the cells of a value.
     """
@@ -230,10 +216,9 @@ def _ledger(
         name = indent + fmt.counted(len(small), smaller, plural)
         listed.append(((name, *blanks), sum(small)))
     rows = [*((*words, *show(value)) for words, value in listed), *totals]
-    bars = [*(value for _, value in listed), *(0.0 for _ in totals)]
+    bars = [value for _, value in listed] + [0.0] * len(totals)
     styles = {len(rows) - 1: "bold"} if totals and is_bold else {}
-    values = len(show(0.0))
-    columns = "<" * (len(rows[0]) - values) + ">" * values
+    columns = (">" * len(show(0.0))).rjust(len(rows[0]), "<")
     return ui.Table(rows, columns, bars=bars, row_styles=styles)
 
 
@@ -247,13 +232,10 @@ def memory_ledger(plan: Plan, *, full: bool) -> list[ui.Part]:
         numbers = {name: fmt.scaled(value) for name, value in line.inputs.items()}
         return re.sub(r"[a-z_]{2,}", lambda name: numbers.get(name[0], name[0]), line.formula)
 
-    table = _ledger(
-        [((line.name, with_numbers(line)), line.value) for line in largest.lines],
-        0 if full else _SMALL_BYTES * largest.bytes,
-        lambda size: (fmt.in_memory(size),),
-        "smaller line",
-        [(f"peak: {largest.name}", "", fmt.in_memory(largest.bytes))],
-    )
+    lines = [((line.name, with_numbers(line)), line.value) for line in largest.lines]
+    least = 0 if full else _SMALL_BYTES * largest.bytes
+    peak = (f"peak: {largest.name}", "", fmt.in_memory(largest.bytes))
+    table = _ledger(lines, least, lambda size: (fmt.in_memory(size),), "smaller line", [peak])
     limit = f"the compiler allows {fmt.in_memory(forecast.hbm_bytes_per_device)}"
     listed, which = (others, "other phases") if full else (others[:1], "next phase")
     phases = ", ".join(f"{phase.name} {fmt.in_memory(phase.bytes)}" for phase in listed)
@@ -307,14 +289,12 @@ def expected_ledger(plan: Plan, *, full: bool) -> list[ui.Part]:
     if not lines:
         return []
     total_s = sum(line.value for line in lines)
-    parts: list[ui.Part] = [
-        _ledger(
-            [((line.name,), line.value) for line in lines],
-            0 if full else _SMALL_PART * total_s,
-            lambda s: (fmt.seconds(s), fmt.percent(s / total_s)),
-            "smaller part",
-        )
-    ]
+    named, least_s = [((line.name,), line.value) for line in lines], _SMALL_PART * total_s
+
+    def cells(s: float) -> ui.Row:
+        return fmt.seconds(s), fmt.percent(s / total_s)
+
+    parts: list[ui.Part] = [_ledger(named, 0 if full else least_s, cells, "smaller part")]
     if known := plan.forecast.learned_from:
         text = f"as in {fmt.counted(known.reference.runs, 'published run')}"
         text += f" of {known.reference.software}"
@@ -336,16 +316,13 @@ def goodput_ledger(plan: Plan, *, full: bool) -> list[ui.Part]:
     for loss in sorted(forecast.lines, key=lambda loss: -loss.share):
         rate = f"x {fmt.to_digits(loss.per_day, 3)} a day"
         losses.append(((_LOSSES[loss.kind], fmt.seconds(loss.each_s), rate), loss.share))
-    interval = f"{_INTERVAL} {fmt.span(fmt.percent(forecast.low), fmt.percent(forecast.high))}"
-    known = "of the spec" if forecast.stated else interval
+    known = f"{_INTERVAL} {fmt.span(fmt.percent(forecast.low), fmt.percent(forecast.high))}"
+    if forecast.stated:
+        losses, known = [], "of the spec"
+    least, total = 0 if full else _SMALL_LOSS, fmt.percent(forecast.expected)
+    totals = [("goodput", "", known, total)]
     parts: list[ui.Part] = [
-        _ledger(
-            [] if forecast.stated else losses,
-            0 if full else _SMALL_LOSS,
-            lambda share: (fmt.percent(share),),
-            "smaller loss",
-            [("goodput", "", known, fmt.percent(forecast.expected))],
-        )
+        _ledger(losses, least, lambda share: (fmt.percent(share),), "smaller loss", totals)
     ]
     between_s, inputs = forecast.seconds_between_failures, forecast.inputs
     if between_s is not None:

@@ -22,12 +22,9 @@ _HEAD = ("", "compiled", "forecast", "forecast/compiled")
 
 
 def proof_screen(
-    plan: Plan,
-    proof: proofs.Proof,
-    age_s: float | None,
-    next_command: str | None,
+    plan: Plan, proof: proofs.Proof, age_s: float | None, next_command: str | None,
     detail: ui.Detail = "usual",
-) -> ui.Screen:
+) -> ui.Screen:  # fmt: skip
     """Return the verdict, then everything that it rests on, and what to do next."""
     # Whether it fits, whether the forecast agrees, and what crosses pods.
     peak, limit = map(fmt.in_memory, (proof.peak_hbm_bytes_per_device, proof.hbm_bytes_per_device))
@@ -51,13 +48,11 @@ def proof_screen(
     ]
     if detail == "brief":
         return ui.screen(*top, _advice(proof), ui.next_step(next_command))
-    full = detail == "full"
-    versions = ", ".join(f"{name} {version}" for name, version in proof.versions.items())
-    host_memory = f"{fmt.with_unit(proof.compiler_memory_bytes, 'B')} of host memory"
+    full, host_memory = detail == "full", fmt.with_unit(proof.compiler_memory_bytes, "B")
     compilation = [
         ("compiled", "now" if age_s is None else f"{fmt.ago(age_s)}, read from the cache"),
-        ("by", versions),
-        ("took", f"{proof.compile_s:.0f} s, {host_memory}"),
+        ("by", ", ".join(f"{name} {version}" for name, version in proof.versions.items())),
+        ("took", f"{proof.compile_s:.0f} s, {host_memory} of host memory"),
     ]
     return ui.screen(
         *top,
@@ -66,7 +61,7 @@ def proof_screen(
         _collectives(proof, full=full),
         ui.indent(_dcn_check(proof) if proof.crossings else []),
         ui.section("FLOPs per device and step", _flops(proof)),
-        _schedule_parts(plan, proof.schedule, full=detail == "full"),
+        _schedule_parts(plan, proof.schedule, full=full),
         _advice(proof),
         ui.closing(_verdict(proof), next_command),
     )
@@ -83,31 +78,25 @@ def proof_screens(
     for stage in found:
         following = next_command if stage is found[-1] else None
         screens += ["\n", proof_screen(stage.plan, stage.proof, stage.age_s, following, detail)]
-    if others is not None:
-        pairs = [(other.plan, other.proof) for other in others]
-        screens += ["\n", _remat_screen(found[-1].plan, pairs)]
-    return screens[1:]
-
-
-def _remat_screen(plan: Plan, pairs: list[tuple[Plan, proofs.Proof]]) -> ui.Screen:
-    """Return the compiled policies that recompute less than a plan, the least recompute first."""
-    if not pairs:
-        remat = text_of(plan.remat)
-        return ui.screen([f"no plan on this mesh that recomputes less than remat {remat} may fit"])
     rows = []
-    for smaller, proof in pairs:
-        fits = "fits" if proof.passes else "does not fit"
-        peak = fmt.in_memory(proof.peak_hbm_bytes_per_device)
-        rows.append((f"remat {text_of(smaller.remat)}", peak, fits))
-    name = "compiled policies, the least recompute first"
-    return ui.screen(ui.section(name, [ui.Table(rows, "<><")], 0))
+    for other in others or ():
+        fits = "fits" if other.proof.passes else "does not fit"
+        peak = fmt.in_memory(other.proof.peak_hbm_bytes_per_device)
+        rows.append((f"remat {text_of(other.plan.remat)}", peak, fits))
+    if rows:
+        name = "compiled policies, the least recompute first"
+        screens += ["\n", ui.screen(ui.section(name, [ui.Table(rows, "<><")], 0))]
+    elif others is not None:
+        remat = text_of(found[-1].plan.remat)
+        none = f"no plan on this mesh that recomputes less than remat {remat} may fit"
+        screens += ["\n", ui.screen([none])]
+    return screens[1:]
 
 
 def _memory(proof: proofs.Proof, *, full: bool) -> list[ui.Part]:
     """Return the memory at its peak, line by line, then the largest buffers."""
-    rows: list[ui.Row] = [
-        (*_compared(line.name, line.compiled, line.forecast)[:3], "") for line in proof.ledger
-    ]
+    rows: list[ui.Row] = [_HEAD]
+    rows += [(*_compared(line.name, line.compiled, line.forecast)[:3], "") for line in proof.ledger]
     peak, forecast = proof.peak_hbm_bytes_per_device, proof.forecast_peak_hbm_bytes_per_device
     rows.append(_compared("peak", peak, forecast))
     rows.append(("limit", fmt.in_memory(proof.hbm_bytes_per_device), "", ""))
@@ -115,9 +104,11 @@ def _memory(proof: proofs.Proof, *, full: bool) -> list[ui.Part]:
     if host or on_host:
         rows.append(_compared("on the host", host, on_host))
     sizes = [0, *(line.compiled for line in proof.ledger)]
-    sizes += [0] * (1 + len(rows) - len(sizes))
-    table = ui.Table([_HEAD, *rows], "<>><", bars=sizes)
-    parts: list[ui.Part] = [table, f"the peak is at {proof.peak_at}"]
+    sizes += [0] * (len(rows) - len(sizes))
+    parts: list[ui.Part] = [
+        ui.Table(rows, "<>><", bars=sizes),
+        f"the peak is at {proof.peak_at}",
+    ]
     buffers = [
         (fmt.in_memory(buffer.bytes), f"{buffer.name} {buffer.shape}")
         for buffer in (proof.buffers if full else proof.buffers[:_LARGEST])
@@ -130,29 +121,26 @@ def _memory(proof: proofs.Proof, *, full: bool) -> list[ui.Part]:
 
 def _collectives(proof: proofs.Proof, *, full: bool) -> list[ui.Part]:
     """Return the logical payload by group of axes, then what the compiler adds to it."""
-    pairs = proof.collectives
-    sizes = [max(pair.bytes_per_step, pair.forecast_bytes_per_step or 0) for pair in pairs]
     most: dict[str, float] = defaultdict(float)
-    for collective, size in zip(pairs, sizes, strict=True):
-        most[collective.link] = max(size, most[collective.link])
-    least = 0 if full else _SMALL
+    for pair in proof.collectives:
+        size = max(pair.bytes_per_step, pair.forecast_bytes_per_step or 0)
+        most[pair.link] = max(size, most[pair.link])
+    least = {link: 0.0 if full else _SMALL * size for link, size in most.items()}
+
+    def in_bytes(size: float) -> str:
+        return fmt.with_unit(size, "B", 4)
+
     rows = []
-    for collective, size in zip(pairs, sizes, strict=True):
-        if size >= least * most[collective.link]:
-            compiled, forecast = collective.bytes_per_step, collective.forecast_bytes_per_step
-            row = (
-                f"{collective.link} {' x '.join(collective.axes)}",
-                f"{collective.kind} {collective.dtype}",
-                fmt.with_unit(compiled, "B", 4),
-                "-" if forecast is None else fmt.with_unit(forecast, "B", 4),
-                _ratio(forecast, compiled),
-            )
-            rows.append(row)
+    for pair in proof.collectives:
+        compiled, forecast = pair.bytes_per_step, pair.forecast_bytes_per_step
+        if max(compiled, forecast or 0) >= least[pair.link]:
+            link, what = f"{pair.link} {' x '.join(pair.axes)}", f"{pair.kind} {pair.dtype}"
+            rows.append((link, *_compared(what, compiled, forecast, in_bytes)))
     if not rows:
         return []
     added = []
     for change in proof.changes:
-        if change.bytes_per_step >= least * most[change.link]:
+        if change.bytes_per_step >= least.get(change.link, 0.0):
             link, size = f"{change.link} {' x '.join(change.axes)}", change.bytes_per_step
             added.append((change.what, link, f"+{fmt.with_unit(size, 'B')}"))
     payload = ui.table(("", "", "compiled", "forecast", "ratio"), rows, "<<>><")
@@ -194,7 +182,6 @@ def _dcn_check(proof: proofs.Proof) -> list[ui.Part]:
         return ["pods exchange more than planned", *ui.indent(faults)]
 
     def exchanged(what: proofs.Payload) -> str:
-        """Return how much of a payload crosses pods in a step, and in how many calls."""
         found = [crossing for crossing in proof.crossings if crossing.carries == what]
         total = fmt.with_unit(sum(crossing.bytes_per_step for crossing in found), "B", 4)
         return f"{total} in {fmt.count(sum(crossing.calls_per_step for crossing in found))}"
@@ -212,13 +199,10 @@ def _flops(proof: proofs.Proof) -> list[ui.Part]:
     def amount(value: float) -> str:
         return fmt.with_unit(value, "FLOP", 4)
 
-    rows = [
-        (
-            *_compared(line.name, line.compiled, line.forecast, amount)[:3],
-            _ratio(line.forecast or 0, line.compiled),
-        )
-        for line in proof.flops
-    ]
+    rows: list[ui.Row] = []
+    for line in proof.flops:
+        *cells, _ = _compared(line.name, line.compiled, line.forecast, amount)
+        rows.append((*cells, _ratio(line.forecast or 0, line.compiled)))
     total, forecast = proof.flops_per_device, proof.forecast_flops_per_device
     return ui.table(_HEAD, [*rows, _compared("all", total, forecast, amount)], "<>><")
 
@@ -253,20 +237,16 @@ def _advice(proof: proofs.Proof) -> list[ui.Part]:
 
 
 def _verdict(proof: proofs.Proof) -> str:
-    margin = fmt.in_memory(abs(proof.margin_bytes))
-    share = fmt.percent(abs(proof.margin_bytes) / proof.hbm_bytes_per_device)
-    if not proof.fits and proof.margin_bytes < 0:
-        parts = [f"does not fit: {margin} too much"]
-    elif not proof.fits:
-        parts = [f"does not fit, though its buffers leave {margin} ({share}) of the limit"]
-    elif proof.margin_bytes < 0:
-        parts = [f"the compiler accepts it with {margin} ({share}) more than the limit"]
-    else:
-        parts = [f"fits with {margin} ({share}) to spare"]
-    parts.append(_agreement(proof))
-    if not proof.crosses_as_planned:
-        parts.append("pods exchange more than planned")
-    return f"Proof: {', '.join(parts)}."
+    margin, is_over = fmt.in_memory(abs(proof.margin_bytes)), proof.margin_bytes < 0
+    of_limit = f"{margin} ({fmt.percent(abs(proof.margin_bytes) / proof.hbm_bytes_per_device)})"
+    fits = {
+        (False, True): f"does not fit: {margin} too much",
+        (False, False): f"does not fit, though its buffers leave {of_limit} of the limit",
+        (True, True): f"the compiler accepts it with {of_limit} more than the limit",
+        (True, False): f"fits with {of_limit} to spare",
+    }[proof.fits, is_over]
+    more = "" if proof.crosses_as_planned else ", pods exchange more than planned"
+    return f"Proof: {fits}, {_agreement(proof)}{more}."
 
 
 def proof_summary(proof: proofs.Proof, age_s: float) -> str:
@@ -309,17 +289,14 @@ def _schedule_parts(plan: Plan, schedule: proofs.Schedule | None, *, full: bool)
     for transfer in schedule.collectives:
         if transfer.exposed_s >= small_s:
             over = (transfer.kind, "over", transfer.link, " x ".join(transfer.axes))
+            what = f"{fmt.count(transfer.calls_per_step)} {' '.join(filter(None, over))}"
             how = f"hides behind {short_line(transfer.behind) if transfer.behind else 'nothing'}"
-            parts = (
-                f"{fmt.count(transfer.calls_per_step)} {' '.join(filter(None, over))}",
-                transfer.algorithm,
-                how if transfer.asynchronous else "synchronous",
-                short_line(transfer.line),
-            )
-            words = ", ".join(filter(None, parts))
-            transfers.append((fmt.seconds(transfer.exposed_s), fmt.seconds(transfer.wire_s), words))
+            how = how if transfer.asynchronous else "synchronous"
+            words = (what, transfer.algorithm, how, short_line(transfer.line))
+            times = fmt.seconds(transfer.exposed_s), fmt.seconds(transfer.wire_s)
+            transfers.append((*times, ", ".join(filter(None, words))))
     lines = by_line(schedule)
-    line_rows: list[ui.Row] = []
+    line_rows: list[ui.Row] = [("", *(name for name, _ in KINDS), "")]
     for place in lines[:_MOST]:
         if place.total_s >= small_s:
             kinds = (kind_s(getattr(place, field)) for _, field in KINDS)
@@ -336,16 +313,13 @@ def _schedule_parts(plan: Plan, schedule: proofs.Schedule | None, *, full: bool)
         for line in sorted(lines, key=lambda line: -line.copies_s)[:_MOST]
         if line.copies_s >= small_s
     ]
-    head = ("", *(name for name, _ in KINDS), "")
     low = f"products below {fmt.percent(_LOW_SHARE)} of the peak"
-    unpriced = ", ".join(schedule.unpriced)
+    low_head, unpriced = ("", "of peak", "result", "fused in", ""), ", ".join(schedule.unpriced)
     return [
         *ui.section("seconds of a step, scheduled by the compiler", _totals(plan, schedule)),
         *ui.indent(_ledger_lines(plan, schedule, small_s, None if full else _MOST)),
-        *ui.section("by line", [ui.Table([head, *line_rows], ">>>>>><")]),
-        *ui.section(
-            low, ui.table(("", "of peak", "result", "fused in", ""), slow[:_MOST], ">><<<")
-        ),
+        *ui.section("by line", [ui.Table(line_rows, ">>>>>><")]),
+        *ui.section(low, ui.table(low_head, slow[:_MOST], ">><<<")),
         *ui.section("copies and relayouts", [ui.Table(copies, ">w")] if copies else []),
         *ui.section("exposed transfers", ui.table(("", "sent in", ""), transfers[:_MOST], "<<w")),
         *ui.indent([f"not priced, and counted as nothing: {unpriced}"] if unpriced else []),
@@ -385,21 +359,16 @@ def _ledger_lines(
     ledger: dict[str, float] = defaultdict(float)
     for line in plan.forecast.time if plan.ledger_describes_trainer else ():
         ledger[_INSIDE.get(line.kind, line.kind)] += line.value
-    rows = [
-        (
-            line.kind.replace("_", " "),
-            *(
-                fmt.seconds(s) if s > 0 else "-"
-                for s in (line.computed_s, line.exposed_s, line.wire_s)
-            ),
-            fmt.seconds(ledger[line.kind]) if line.kind in ledger else "",
-        )
-        for line in schedule.ledger
-        if max(line.total_s, line.wire_s) >= small_s
-    ]
-    return ui.table(
-        ("by line of the ledger", "computed", "exposed", "on links", "ledger"), rows[:most], "<>>>>"
-    )
+    rows: list[ui.Row] = []
+    for scheduled in schedule.ledger:
+        kind = scheduled.kind
+        if max(scheduled.total_s, scheduled.wire_s) >= small_s:
+            times = scheduled.computed_s, scheduled.exposed_s, scheduled.wire_s
+            shown = (fmt.seconds(s) if s > 0 else "-" for s in times)
+            in_ledger = fmt.seconds(ledger[kind]) if kind in ledger else ""
+            rows.append((kind.replace("_", " "), *shown, in_ledger))
+    head = ("by line of the ledger", "computed", "exposed", "on links", "ledger")
+    return ui.table(head, rows[:most], "<>>>>")
 
 
 def by_line(schedule: proofs.Schedule) -> list[proofs.ScheduledLine]:

@@ -18,13 +18,14 @@ _VERSIONS = ("python", "jax", "libtpu", "ray", "code")
 
 def rehearsal_screen(full: Plan, small: Plan, steps: int, changes: Sequence[str]) -> ui.Screen:
     """Return the plan, its small copy, and what is expected of the copy on this machine."""
-    columns = []
-    for plan in (full, small):
+    columns: list[ui.Row] = [("", "pods", "devices", "mesh", "model", "batch", "remat")]
+    for name, plan in (("plan", full), ("rehearsal", small)):
         # The axes of a pod with more than one device.
         inside = (axis for axis in plan.axes if axis.link == "ici" and axis.size > 1)
         mesh = ", ".join(f"{axis.name} {axis.size}" for axis in inside)
         shape, layers = plan.model, f"{plan.model.layers} layers"
         column = (
+            name,
             f"{plan.pods} of {plan.topology}",
             f"{fmt.count(plan.devices)} on {fmt.counted(plan.hosts, 'host')}",
             mesh or "one device",
@@ -33,9 +34,7 @@ def rehearsal_screen(full: Plan, small: Plan, steps: int, changes: Sequence[str]
             summary_of(plan.remat),
         )
         columns.append(column)
-    names = ("pods", "devices", "mesh", "model", "batch", "remat")
-    rows = [("", "plan", "rehearsal"), *zip(names, *columns, strict=True)]
-    processes = fmt.counted(small.hosts, "process", "es")
+    rows, processes = [*zip(*columns, strict=True)], fmt.counted(small.hosts, "process", "es")
     return ui.screen(
         [ui.Title("rehearsal", f"plan {short(small.digest)}")],
         ui.indent([ui.Table(rows, "<<<")]),

@@ -13,6 +13,8 @@ from orchestrator.values.report import Badput, Gap, Goodput, NotCompared, Ratio,
 if TYPE_CHECKING:
     from orchestrator.evidence.score.samples import Score, Summary
 
+_ENDS = ("value", "low", "high")
+_MEMORY = ("forecast", "compiled", "measured", "hbm")
 _SMALL = 0.01  # of the largest part of a gap: smaller parts are left out
 _SAME = 0.01  # rates this close are equal
 _PARTS = {
@@ -147,12 +149,11 @@ def main_figures(report: Report) -> Iterator[tuple[str, str, str]]:
     if report.goodput:
         total = f"of {fmt.elapsed(report.goodput.total_s)}"
         yield "goodput", fmt.percent(report.goodput.goodput), total
-    if report.outlook:
-        days = report.outlook.days_left
-        interval = fmt.span(fmt.lasting(days.low), fmt.lasting(days.high))
-        yield "left", fmt.lasting(days.value), f"80 % interval {interval}"
-        if report.outlook.odds is not None:
-            yield "deadline", fmt.percent(report.outlook.odds), "likely to hold"
+    if outlook := report.outlook:
+        value, low, high = (fmt.lasting(getattr(outlook.days_left, at)) for at in _ENDS)
+        yield "left", value, f"80 % interval {fmt.span(low, high)}"
+        if outlook.odds is not None:
+            yield "deadline", fmt.percent(outlook.odds), "likely to hold"
     if report.first_loss is not None and report.last_loss is not None:
         yield "loss", f"{report.last_loss:.3f}", f"from {report.first_loss:.3f}"
     if evaluation := report.evaluation:
@@ -164,13 +165,10 @@ def main_figures(report: Report) -> Iterator[tuple[str, str, str]]:
 
 def goodput_rows(goodput: Goodput) -> list[ui.Row]:
     """Return the time of the steps that count, then each cause of lost time."""
-    spent, share = fmt.elapsed_or_ms(goodput.goodput_s), fmt.percent(goodput.goodput)
-    rows: list[ui.Row] = [("goodput", spent, share)]
-    for name, lost_s in sorted(goodput.badput_s.items(), key=lambda pair: -pair[1]):
-        if lost_s > 0:
-            share = fmt.percent(lost_s / goodput.total_s)
-            rows.append((f"{name}: {CAUSES[name]}", fmt.elapsed_or_ms(lost_s), share))
-    return rows
+    lost = sorted(goodput.badput_s.items(), key=lambda pair: -pair[1])
+    rows = [(f"{name}: {CAUSES[name]}", s, s / goodput.total_s) for name, s in lost if s > 0]
+    rows = [("goodput", goodput.goodput_s, goodput.goodput), *rows]
+    return [(name, fmt.elapsed_or_ms(s), fmt.percent(share)) for name, s, share in rows]
 
 
 def stage_rows(report: Report) -> list[ui.Row]:
@@ -199,7 +197,7 @@ def stage_rows(report: Report) -> list[ui.Row]:
     tokens = fmt.scaled(totals.tokens_done) if totals.tokens_done else "0"
     over = totals.steps_s / totals.predicted_s if totals.predicted_s else None
     last = ends(over, totals.steps_s, totals.dollars)
-    return [*rows, ("all", fmt.count(totals.steps_done), tokens, "", "", "", "", *last)]
+    return [*rows, ("all", fmt.count(totals.steps_done), tokens, *[""] * 4, *last)]
 
 
 def loss_text(loss: float) -> str:
@@ -240,10 +238,8 @@ def compare_screen(reports: Sequence[Report], next_command: str) -> ui.Screen:
         loss = "-" if report.last_loss is None else loss_text(report.last_loss)
         speeds.append((report.run, str(report.pods), fmt.count(report.steps_done), *cells, loss))
         # The peak as forecast, as compiled and as measured by the devices.
-        memory = report.memory
-        peaks = memory.forecast_bytes, memory.compiled_bytes, memory.measured_bytes
-        known = (*peaks, memory.hbm_bytes)
-        shown = ("-" if size is None else fmt.in_memory(size) for size in known)
+        peaks = (getattr(report.memory, f"{name}_bytes") for name in _MEMORY)
+        shown = ("-" if size is None else fmt.in_memory(size) for size in peaks)
         sizes.append((report.run, *shown))
         spent: ui.Row = ("-", "-", "")
         if goodput := report.goodput:
@@ -305,52 +301,16 @@ def _compare_verdict(reports: Sequence[Report]) -> str:
 
 def score_screen(score: "Score", next_command: str) -> ui.Screen:
     """Return every run, the totals, the efficiency on several slices, and what to do next."""
-    summary = score.summary
-    verdict = _verdict(summary)
-    runs, software, retention, goodput = (list[ui.Row]() for _ in range(4))
+    verdict, rows = _verdict(score.summary), list[ui.Row]()
+    outside, faster = list[str](), list[str]()
     for run in score.rows:
         took, error = fmt.seconds(run.measured_step_s), fmt.signed_percent(run.error)
         interval = fmt.span(fmt.seconds(run.low_step_s), fmt.seconds(run.high_step_s))
-        runs.append((run.id, fmt.seconds(run.expected_step_s), interval, took, error))
-    for tool in score.software if len(score.software) > 1 else ():
-        shares = map(_share, (tool.median_abs_error, tool.p90_abs_error, tool.inside_interval))
-        bias = fmt.signed_percent(tool.median_error)
-        software.append((tool.software, str(tool.rows), *shares, bias))
-    # Tokens per second and chip on several slices over those on one.
-    for pair in score.retention:
-        shares = map(fmt.percent, (pair.measured, pair.expected))
-        points = fmt.signed_points(pair.expected - pair.measured)
-        retention.append((pair.id, str(pair.slices), *shares, points))
-    for job in score.goodput:
-        share = job.predicted
-        value, low, high = map(fmt.percent, (share.value, share.low, share.high))
-        over = "over " if job.reported_is == "at_least" else ""
-        goodput.append((job.id, value, fmt.span(low, high), f"{over}{fmt.percent(job.reported)}"))
-    recoveries = [
-        (fault.id, fmt.seconds(fault.predicted_s), fmt.seconds(fault.recorded_s))
-        for fault in score.recoveries
-    ]
-    # Runs outside their interval, and those faster than the lower bound.
-    groups = {
-        "outside the 80 % interval": [run.id for run in score.rows if not run.inside_interval],
-        "faster than the lower bound": [
-            f"{run.id} (at least {fmt.seconds(run.lower_step_s)})"
-            for run in score.rows
-            if run.below_lower_bound
-        ],
-    }
-    # The errors of the model, those of mixtures of experts apart, and a simple baseline's.
-    named = {"this model": summary}
-    if score.mixtures.rows:
-        named |= {"dense models": score.dense, "mixtures of experts": score.mixtures}
-    columns = ("median", "mean", "p90", "worst")
-    totals: list[ui.Row] = [("error", "runs", *columns)]
-    for label, part in named.items():
-        errors = (_share(getattr(part, f"{name}_abs_error")) for name in columns)
-        totals.append((label, str(part.rows), *errors))
-    median, p90 = summary.baseline_median_abs_error, summary.baseline_p90_abs_error
-    baseline = ("" if error is None else _share(error) for error in (median, None, p90, None))
-    totals.append(("baseline: one MFU per chip", "", *baseline))
+        rows.append((run.id, fmt.seconds(run.expected_step_s), interval, took, error))
+        outside += [] if run.inside_interval else [run.id]
+        least = f"{run.id} (at least {fmt.seconds(run.lower_step_s)})"
+        faster += [least] if run.below_lower_bound else []
+    groups = {"outside the 80 % interval": outside, "faster than the lower bound": faster}
     # What the rows do not state of their software, and what was assumed instead.
     assumptions = []
     names = {"software": "software", "kernel": "attention kernel", "averages": "averages"}
@@ -358,23 +318,57 @@ def score_screen(score: "Score", next_command: str) -> ui.Screen:
         counts = Counter(getattr(row, column) for row in score.rows if column in row.assumed)
         assumed = ", ".join(f"{value} in {number}" for value, number in counts.most_common())
         assumptions += [f"{name} not stated: assumed {assumed}"] if counts else []
-    tables: list[tuple[ui.Row, Sequence[ui.Row]]] = [
-        (("software", "runs", "median", "p90", "inside 80 %", "bias"), software),
-        (("rate per chip, over one slice", "slices", "measured", "expected", ""), retention),
-        (("share of time that trains", "predicted", "80 % interval", "reported"), goodput),
-        (("seconds until a step was done again", "predicted", "recorded"), recoveries),
-    ]
+    title = f"{_runs(score.summary.rows)} against their forecasts"
     return ui.screen(
-        [ui.Title(f"{_runs(summary.rows)} against their forecasts", score.learned_on)],
+        [ui.Title(title, score.learned_on)],
         ui.indent([ui.heading(verdict)]),
-        ui.indent(ui.table(("run", "expected", "80 % interval", "measured", "error"), runs)),
+        ui.indent(ui.table(("run", "expected", "80 % interval", "measured", "error"), rows)),
         ui.indent(f"{name}: {', '.join(ids)}" for name, ids in groups.items() if ids),
-        ui.indent([ui.Table(totals, gap=3)] if summary.rows else []),
-        *(ui.indent(ui.table(head, rows)) for head, rows in tables),
+        *map(ui.indent, _score_tables(score)),
         ui.indent(assumptions),
         ui.indent(ui.labelled("left out:", f"{run.id}: {run.reason}") for run in score.left_out),
         ui.closing(verdict, next_command),
     )
+
+
+def _score_tables(score: "Score") -> Iterator[list[ui.Part]]:
+    """Yield errors, by software too, then the other predictions: retention, goodput, recovery."""
+    # The errors of the model, those of mixtures of experts apart, and a simple baseline's.
+    named, summary = {"this model": score.summary}, score.summary
+    if score.mixtures.rows:
+        named |= {"dense models": score.dense, "mixtures of experts": score.mixtures}
+    columns = ("median", "mean", "p90", "worst")
+    rows: list[ui.Row] = [("error", "runs", *columns)]
+    for label, part in named.items():
+        errors = (_share(getattr(part, f"{name}_abs_error")) for name in columns)
+        rows.append((label, str(part.rows), *errors))
+    median, p90 = summary.baseline_median_abs_error, summary.baseline_p90_abs_error
+    baseline = ("" if error is None else _share(error) for error in (median, None, p90, None))
+    rows.append(("baseline: one MFU per chip", "", *baseline))
+    yield [ui.Table(rows, gap=3)] if summary.rows else []
+    rows = []
+    for tool in score.software if len(score.software) > 1 else ():
+        shares = map(_share, (tool.median_abs_error, tool.p90_abs_error, tool.inside_interval))
+        bias = fmt.signed_percent(tool.median_error)
+        rows.append((tool.software, str(tool.rows), *shares, bias))
+    yield ui.table(("software", "runs", "median", "p90", "inside 80 %", "bias"), rows)
+    rows = []  # tokens per second and chip on several slices over those on one
+    for pair in score.retention:
+        shares = map(fmt.percent, (pair.measured, pair.expected))
+        points = fmt.signed_points(pair.expected - pair.measured)
+        rows.append((pair.id, str(pair.slices), *shares, points))
+    yield ui.table(("rate per chip, over one slice", "slices", "measured", "expected", ""), rows)
+    rows = []
+    for job in score.goodput:
+        value, low, high = (fmt.percent(getattr(job.predicted, at)) for at in _ENDS)
+        over = "over " if job.reported_is == "at_least" else ""
+        rows.append((job.id, value, fmt.span(low, high), f"{over}{fmt.percent(job.reported)}"))
+    yield ui.table(("share of time that trains", "predicted", "80 % interval", "reported"), rows)
+    rows = [
+        (fault.id, fmt.seconds(fault.predicted_s), fmt.seconds(fault.recorded_s))
+        for fault in score.recoveries
+    ]
+    yield ui.table(("seconds until a step was done again", "predicted", "recorded"), rows)
 
 
 def _runs(number: int) -> str:

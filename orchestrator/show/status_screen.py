@@ -13,8 +13,7 @@ from orchestrator.storage.addresses import folder
 from orchestrator.values import codec
 from orchestrator.values.codec import short
 from orchestrator.values.goodput import Outlook
-from orchestrator.values.plan import StageSpan
-from orchestrator.values.run import LIVE, Attempt, Evaluation, LogLine, Run, Status
+from orchestrator.values.run import LIVE, Attempt, LogLine, Run, Status
 from orchestrator.values.study import StudyStatus, kind_text
 
 _HEAD = ("RUN", "STATE", "STEPS", "MFU", "PODS", "AGE", "")
@@ -68,36 +67,48 @@ def _run_rows(runs: Sequence[Run]) -> Iterator[ui.Row]:
 def status_screen(status: Status, next_command: str) -> ui.Screen:
     """Return the state of a run, every attempt and why it ended, and what to do next."""
     kind = ", a rehearsal" if status.rehearsal else ""
-    plan = f"plan {short(status.plan_digest)}"
-    title = ui.Title(f"{status.run}: {status.state}{kind}", plan)
+    title = f"{status.run}: {status.state}{kind}"
+    facts = [*_progress(status), *_speed(status), *_surroundings(status)]
+    names = max(len(name) for name, _ in facts)
+    known = [(f"{name:{names}}", text) for name, text in facts if text]
     attempts = []
     for attempt in status.attempts:
         steps = f"{fmt.count(attempt.steps_done)} steps" if attempt.steps_done else "no step"
         ended, took = attempt.reason or status.state, attempt_time(attempt, status.read_at_s)
         attempts.append((str(attempt.number), ended, steps, took, cause(attempt)))
     return ui.screen(
-        [title],
-        ui.indent(ui.facts(_facts(status))),
+        [ui.Title(title, f"plan {short(status.plan_digest)}")],
+        ui.indent([ui.Table(known, "<w")]),
         ui.section("attempts", [ui.Table(attempts, "><>>w")] if attempts else []),
         map(ui.warning, status.problems),
         [ui.labelled("Run:", _verdict(status), "bold"), *ui.next_step(next_command)],
     )
 
 
-def _facts(status: Status) -> Iterator[tuple[str, str | None]]:
-    """Yield a name and a text, or None, for each thing that may be known of a run."""
+# A name and a text, or None, for each thing that may be known of a run.
+_Facts = Iterator[tuple[str, str | None]]
+
+
+def _progress(status: Status) -> _Facts:
     yield "why", first_line(status.detail)
     steps = f"{fmt.count(status.steps_done)} of {fmt.count(status.steps)}"
     if status.since_last_step_s is not None:
         steps += f", the last {fmt.elapsed(status.since_last_step_s)} ago"
     yield "steps", steps
-    yield "stage", _stage(status.stage)
-    yield "held-out", _held_out(status.evaluation)
+    if stage := status.stage:  # its steps are counted from 1
+        first, last = fmt.count(stage.first_step + 1), fmt.count(stage.end_step)
+        yield "stage", f"{stage.number} of {stage.of}, steps {first} to {last}"
+    if newest := status.evaluation:
+        loss, perplexity = f"{newest.loss:.4f}", fmt.to_digits(newest.perplexity, 4)
+        took = f"after step {fmt.count(newest.steps_done)}, took {fmt.seconds(newest.evaluation_s)}"
+        yield "held-out", f"loss {loss}, perplexity {perplexity}, {took}"
     is_fewer = status.pods != status.requested_pods
     fewer = f" of {status.requested_pods} requested" if is_fewer else ""
     slices = status.attempts[-1].slices if status.attempts else ()
     yield "pods", f"{status.pods}{fewer}" + (f": {', '.join(slices)}" if slices else "")
-    yield from _speed(status)
+
+
+def _surroundings(status: Status) -> _Facts:
     if status.outlook:
         yield from _outlook(status.outlook)
     if status.rehearsal and status.forecast:
@@ -120,15 +131,7 @@ def _facts(status: Status) -> Iterator[tuple[str, str | None]]:
         yield tracked.tracker, f"run {tracked.run_id} in {tracked.uri}"
 
 
-def _stage(newest: StageSpan | None) -> str | None:
-    """Return which stage of a run it is, and its steps, counted from 1."""
-    if newest is None:
-        return None
-    first, last = newest.first_step + 1, newest.end_step
-    return f"{newest.number} of {newest.of}, steps {fmt.count(first)} to {fmt.count(last)}"
-
-
-def _speed(status: Status) -> Iterator[tuple[str, str | None]]:
+def _speed(status: Status) -> _Facts:
     """Yield the step time and the MFU, each next to its forecast."""
     forecast, recent = status.forecast, status.recent
     if forecast and status.rehearsal and forecast.chip_profile is None:
@@ -154,25 +157,17 @@ def _speed(status: Status) -> Iterator[tuple[str, str | None]]:
     yield "MFU", f"{known or 'not measured'}; {text}"
 
 
-def _held_out(newest: Evaluation | None) -> str | None:
-    if newest is None:
-        return None
-    perplexity = fmt.to_digits(newest.perplexity, 4)
-    after = f"after step {fmt.count(newest.steps_done)}, took {fmt.seconds(newest.evaluation_s)}"
-    return f"loss {newest.loss:.4f}, perplexity {perplexity}, {after}"
-
-
-def _outlook(outlook: Outlook) -> Iterator[tuple[str, str]]:
+def _outlook(outlook: Outlook) -> _Facts:
     """Yield what is left: days, dollars, and whether the deadline still holds."""
 
     def moment(at_s: float) -> str:
         return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M}"
 
     days = outlook.days_left
-    interval = fmt.span(fmt.lasting(days.low), fmt.lasting(days.high))
+    value, low, high = map(fmt.lasting, (days.value, days.low, days.high))
     ends = fmt.span(moment(outlook.ends_at_s.low), moment(outlook.ends_at_s.high))
-    goodput = f"goodput {fmt.percent(outlook.goodput.value)}"
-    yield "left", f"{fmt.lasting(days.value)} (80 % interval {interval}), until {ends}; {goodput}"
+    until = f"until {ends}; goodput {fmt.percent(outlook.goodput.value)}"
+    yield "left", f"{value} (80 % interval {fmt.span(low, high)}), {until}"
     cost = outlook.dollars_left
     if outlook.dollars_so_far is not None and cost is not None:
         left = fmt.span(fmt.dollars(cost.low), fmt.dollars(cost.high))

@@ -36,12 +36,11 @@ def forecast_screen(forecast: _Forecast, next_command: str = "") -> ui.Screen:
     """Return a row for each trial as planned, and what all of them cost or how they scale."""
     planned = [trial.planned for trial in forecast.trials if trial.planned]
     are_expected = all(plan.step_s.expected is not None for plan in planned)
-    trials = fmt.counted(len(forecast.trials), "trial")
+    kind = fmt.counted(len(forecast.trials), "trial")
     missing = len(forecast.trials) - len(planned)
     parts = [f"{missing} of {len(forecast.trials)} trials have no plan"] if missing else []
-    remarks: list[ui.Part] = []
     if isinstance(forecast, studies.SweepForecast):
-        kind = f"a sweep of {trials} over {', '.join(forecast.vary)}"
+        kind = f"a sweep of {kind} over {', '.join(forecast.vary)}"
         if days := forecast.days:
             total = fmt.lasting(days.likeliest)
             if days.expected is None:
@@ -51,13 +50,13 @@ def forecast_screen(forecast: _Forecast, next_command: str = "") -> ui.Screen:
             runs = fmt.counted(len(planned) * forecast.repeats, "run")
             parts.append(f"{runs} one after another: {total}")
         if cost := forecast.dollars:
-            at_best = " at best" if cost.expected is None else ""
-            parts.append(f"{fmt.dollars(cost.likeliest)}{at_best}")
+            is_expected = cost.expected is not None
+            parts.append(f"{fmt.dollars(cost.likeliest)}{'' if is_expected else ' at best'}")
         verdict = f"Sweep: {', '.join(parts)}."
-        if not are_expected:
-            remarks = ui.notes(["values are those at best: no known runs on such chips"])
+        at_best = "values are those at best: no known runs on such chips"
+        remarks = ui.notes([] if are_expected else [at_best])
     else:
-        kind = f"{trials}, {SCALINGS[forecast.scaling]}"
+        kind = f"{kind}, {SCALINGS[forecast.scaling]}"
         efficiencies: list[_Efficiency] = []
         for trial in forecast.trials:
             if plan := trial.planned:
@@ -82,12 +81,11 @@ def forecast_screen(forecast: _Forecast, next_command: str = "") -> ui.Screen:
 
 def _planned_trials(forecast: _Forecast) -> ui.Table:
     """Return the figures of each trial, expected or else at best."""
-    is_sweep = isinstance(forecast, studies.SweepForecast)
-    names, last = ("step", "MFU", "efficiency", "bottleneck"), "<"
-    if is_sweep:
-        names, last = ("steps", "step", "MFU", "time"), ">"
-    head = ("", *key_names(forecast.vary, forecast.vary), "chips", "batch", *names, "cost")
-    rows: list[ui.Row] = [("", *map(str.upper, head[1:]))]
+    names, last = ("STEP", "MFU", "EFFICIENCY", "BOTTLENECK"), "<"
+    if isinstance(forecast, studies.SweepForecast):
+        names, last = ("STEPS", "STEP", "MFU", "TIME"), ">"
+    keys = map(str.upper, key_names(forecast.vary, forecast.vary))
+    rows: list[ui.Row] = [("", *keys, "CHIPS", "BATCH", *names, "COST")]
     for trial in forecast.trials:
         cells: ui.Row = ("-", "-", "-", "-", "-", "no plan", "-")
         if plan := trial.planned:
@@ -99,7 +97,7 @@ def _planned_trials(forecast: _Forecast) -> ui.Table:
             cost = fmt.dollars(plan.dollars.likeliest) if plan.dollars else "-"
             cells = (fmt.count(plan.chips), fmt.count(plan.sequences), *speed, cost)
         rows.append((str(trial.number), *(trial.settings[key] for key in forecast.vary), *cells))
-    return ui.Table(rows, f"{'>' * (len(head) - 2)}{last}>")
+    return ui.Table(rows, f"{'>' * (len(rows[0]) - 2)}{last}>")
 
 
 def _trial_warnings(forecast: _Forecast, planned: int) -> list[ui.Part]:
@@ -114,7 +112,7 @@ def _trial_warnings(forecast: _Forecast, planned: int) -> list[ui.Part]:
     lines = [f"no plan for trial {', '.join(trials)}: {why}" for why, trials in refused.items()]
     for text, trials in warned.items():
         which = f"{'trial' if len(trials) == 1 else 'trials'} {', '.join(trials)}: "
-        lines.append(text if len(trials) == planned else which + text)
+        lines.append(f"{'' if len(trials) == planned else which}{text}")
     return [ui.warning(line) for line in lines]
 
 
@@ -139,20 +137,16 @@ def _scaling_efficiency(trials: Sequence[_Efficiency], vary: Sequence[str], chip
 def study_report_screen(report: _Report, next_command: str) -> ui.Screen:
     """Return a row for each trial as measured, and what they say together."""
     kind = "a rehearsal, " if report.rehearsal else ""
-    total = len(report.trials)
+    total, failed, remarks = len(report.trials), list[ui.Part](), list[ui.Part]()
     if isinstance(report, studies.SweepReport):
         head, rows = sweep_table(report)
         ended = sum(map(_is_done, report.trials))
         title = f"a sweep, {ended} of {total} trials ended"
         verdict, columns = f"Sweep: {sweep_verdict(report)}", "<>>>>"
-        failed: list[ui.Part] = [
-            ui.warning(f"{run} is {state}")
-            for trial in report.trials
-            if not _is_done(trial)
-            for run, state in trial.runs.items()
-            if state not in LIVE
-        ]
-        after = [ui.notes(sweep_notes(report)), failed]
+        remarks = ui.notes(sweep_notes(report))
+        for swept in report.trials:
+            ends = () if _is_done(swept) else swept.runs.items()
+            failed += [ui.warning(f"{run} is {end}") for run, end in ends if end not in LIVE]
     else:
         head, rows = scaling_table(report)
         done = sum(trial.done for trial in report.trials)
@@ -163,14 +157,14 @@ def study_report_screen(report: _Report, next_command: str) -> ui.Screen:
             for run, state in trial.unfinished.items():
                 text = f"{run} is {state}"
                 remarks.append(ui.labelled("note:", text) if state in LIVE else ui.warning(text))
-        gaps = report.explanations
-        after = [remarks, [gap_explanation(gaps)] if gaps else []]
+        failed = [gap_explanation(report.explanations)] if report.explanations else []
     columns = ">" + ">" * len(report.vary) + columns
     return ui.screen(
         [ui.heading(f"{report.name}: {kind}{title}")],
         ui.indent([ui.heading(verdict)]),
         ui.indent([ui.Table([("", *map(str.upper, head[1:])), *rows], columns)]),
-        *after,
+        remarks,
+        failed,
         ui.next_step(next_command),
     )
 
@@ -187,30 +181,28 @@ def scaling_table(report: studies.ScalingReport) -> tuple[ui.Row, list[ui.Row]]:
             "tokens/s/chip", "MFU", "efficiency", "predicted", "over")  # fmt: skip
     rows: list[ui.Row] = []
     for trial in report.trials:
-        cells: ui.Row = ("-",) * 7
+        cells: ui.Row = ("-",) * 5
+        predicted, over = "-", "-"
         if measured := trial.measured:
-            predicted, over = "-", "-"
-            if trial.predicted and not trial.not_compared:
-                # Over the expected step, or over the lower bound.
-                efficiency = trial.predicted.efficiency
-                predicted = f"{fmt.percent(efficiency.lower)} at best"
-                if trial.expected_s is not None:
-                    predicted = fmt.percent(efficiency.expected or efficiency.unoverlapped)
-                least_s = trial.expected_s or trial.predicted.step_s.lower
-                ratio = measured.step_s.median / least_s
-                text = fmt.scaled(ratio, 2) if ratio >= _TOO_WIDE else fmt.to_digits(ratio, 3)
-                over = f"{text} x"
             cells = (
                 fmt.seconds(measured.step_s.median),
                 spread(measured.step_s) if len(measured.runs) > 1 else "-",
                 fmt.scaled(measured.tokens_per_s_per_chip.median),
                 fmt.percent(measured.mfu.median) if measured.mfu else "-",
                 fmt.percent(measured.efficiency.median),
-                predicted,
-                over,
             )
+        if measured and trial.predicted and not trial.not_compared:
+            # Over the expected step, or over the lower bound.
+            efficiency = trial.predicted.efficiency
+            predicted = f"{fmt.percent(efficiency.lower)} at best"
+            if trial.expected_s is not None:
+                predicted = fmt.percent(efficiency.expected or efficiency.unoverlapped)
+            ratio = measured.step_s.median / (trial.expected_s or trial.predicted.step_s.lower)
+            over = fmt.scaled(ratio, 2) if ratio >= _TOO_WIDE else fmt.to_digits(ratio, 3)
+            over += " x"
         settings = (trial.settings[key] for key in report.vary)
-        rows.append((str(trial.number), *settings, f"{trial.done} / {report.repeats}", *cells))
+        start = str(trial.number), *settings, f"{trial.done} / {report.repeats}"
+        rows.append((*start, *cells, predicted, over))
     return head, rows
 
 
@@ -296,11 +288,9 @@ def sweep_notes(report: studies.SweepReport) -> list[str]:
     texts = []
     if any(trial.loss is not None for trial in report.trials):
         texts.append("LOSS is the mean over the last tenth of the steps")
-    if any(key.startswith("experiment.batch.") for key in report.vary):
-        texts.append(
-            "trials with other batches see other numbers of tokens in the same number of steps"
-        )
-    return texts
+    tokens = "trials with other batches see other numbers of tokens in the same number of steps"
+    batches = [key for key in report.vary if key.startswith("experiment.batch.")]
+    return [*texts, tokens] if batches else texts
 
 
 def sweep_verdict(report: studies.SweepReport) -> str:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 _UNWRITABLE = (errno.ENOSPC, errno.EBADF, errno.EIO)
+_NOT_ASCII_CONTROL = re.compile(r"[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # JSON escapes the others
 ERROR = "error:"  # how refusals begin
 _WIDEST = 120  # columns of a screen on a wide terminal
 
@@ -68,11 +70,12 @@ def _write(text: str, stream: TextIO) -> None:
 
 def echo_json(text: str | bytes) -> None:
     """Print JSON, and keep its value: what commands a terminal is escaped."""
-    print(ui.visible_json(text), end="", flush=True)
+    readable = text.decode() if isinstance(text, bytes) else text
+    escaped = _NOT_ASCII_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", readable)
+    print(escaped, end="", flush=True)
 
 
 def show(value: object, screens: Callable[[], str | list[str]] = list, *, as_json: bool) -> None:
-    """Print a value as indented JSON with every key, or its screens."""
     show_result(CommandResult(value, screens), as_json=as_json)
 
 
@@ -87,7 +90,7 @@ class CommandResult:
 
 
 def show_result(result: CommandResult, *, as_json: bool) -> None:
-    """Show a result and the file that was written, and end the command with its exit code."""
+    """Print a value as indented JSON with every key, or its screens; end with its exit code."""
     if as_json:
         from orchestrator.values import codec  # noqa: PLC0415  screens need no JSON
 

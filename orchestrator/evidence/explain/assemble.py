@@ -9,7 +9,7 @@ from orchestrator import catalog
 from orchestrator.catalog.published import BookQuestion, LearnedConstant, figures, questions
 from orchestrator.errors import SpecError
 from orchestrator.evidence.explain import book, formula
-from orchestrator.evidence.explain.book import all_inputs, axes_of, book_rates, vendor_rates
+from orchestrator.evidence.explain.book import all_inputs, axes_of, rates_of
 from orchestrator.evidence.explain.differences import differences
 from orchestrator.evidence.explain.formula import DerivationSection, Formula, Worksheet, compute
 from orchestrator.goodput.inputs import SPEC
@@ -47,28 +47,31 @@ _ACTIVE = _LETTERS | {"experts": "k"}  # the experts that a token is multiplied 
 def _parameter_formulas(network: Network) -> list[Formula]:
     """Return what each part of the network has, and what every token is multiplied by."""
     unit = "parameters"
-    ffw = _in_all_layers(network, lambda block: _matrices(block.mlp))
-    attention = _in_all_layers(network, lambda block: _matrices(block.attention))
+
+    def matrices(part: Sublayer) -> str:
+        return _elements(matmul.weight for matmul in part.matmuls)
+
+    def active_matrices(block: Block) -> str:
+        every = [matmul.weight for matmul in block.mlp.matmuls if matmul.share == 1]
+        routed = [matmul.weight for matmul in block.mlp.matmuls if matmul.share < 1]
+        return " + ".join(filter(None, (_elements(routed, _ACTIVE), _elements(every))))
+
+    ffw = _in_all_layers(network, lambda block: matrices(block.mlp))
+    attention = _in_all_layers(network, lambda block: matrices(block.attention))
     blocks = _in_all_layers(network, lambda block: _elements(block.vectors))
-    final_norm = _elements(network.norm.weights)
-    active = "P_ffw"
-    experts, used = list[Formula](), list[Formula]()
+    final_norm, head = _elements(network.norm.weights), _elements([network.head])
+    active, experts, used = "P_ffw", list[Formula](), list[Formula]()
     if network.mixture_layers:
-        active, vectors = "P_act", "P_norm"
-        multiplied = _in_all_layers(network, lambda block: _active_matrices(block.mlp))
+        active, norms = "P_act", "P_norm"
+        multiplied = _in_all_layers(network, active_matrices)
         experts = [Formula("FFW of one token", active, multiplied, unit)]
-        of_experts = (
-            vector.dimensions[0].axis == "experts"
-            for block in network.blocks
-            for vector in block.vectors
-        )
-        if any(of_experts):
-            vectors = "P_norm_act"
+        vectors = [vector for block in network.blocks for vector in block.vectors]
+        if any(vector.dimensions[0].axis == "experts" for vector in vectors):
+            norms = "P_norm_act"
             met = _in_all_layers(network, lambda block: _elements(block.vectors, _ACTIVE))
             text = f"{met} + {final_norm}"
-            experts.append(Formula("norms and biases of one token", vectors, text, unit))
-        used = [Formula("used by one token", "P_used", f"P_act + P_att + P_voc + {vectors}", unit)]
-    head = _elements([network.head])
+            experts.append(Formula("norms and biases of one token", norms, text, unit))
+        used = [Formula("used by one token", "P_used", f"P_act + P_att + P_voc + {norms}", unit)]
     return [
         Formula("FFW", "P_ffw", ffw, unit),
         *experts,
@@ -87,16 +90,6 @@ def _elements(weights: Iterable[Weight], letters: Mapping[str, str] = _LETTERS) 
         _product((dimension.axis for dimension in weight.dimensions), letters) for weight in weights
     )
     return " + ".join(f"{count} * {size}" if count > 1 else size for size, count in sizes.items())
-
-
-def _matrices(part: Sublayer) -> str:
-    return _elements(matmul.weight for matmul in part.matmuls)
-
-
-def _active_matrices(part: Sublayer) -> str:
-    every = [matmul.weight for matmul in part.matmuls if matmul.share == 1]
-    routed = [matmul.weight for matmul in part.matmuls if matmul.share < 1]
-    return " + ".join(text for text in (_elements(routed, _ACTIVE), _elements(every)) if text)
 
 
 def _product(axes: Iterable[str], letters: Mapping[str, str] = _LETTERS) -> str:
@@ -138,7 +131,7 @@ def derive(spec: Spec, mfu: float) -> tuple[Worksheet, tuple[DerivationSection, 
     chip = catalog.chip_of(spec.resources)
     topology = catalog.topology(chip, spec.resources.topology)
     precision, network = spec.experiment.precision, decoder(spec.experiment.model)
-    rates, vendor = book_rates(chip, precision.compute), vendor_rates(chip, precision.compute)
+    rates, vendor = rates_of(chip, precision.compute)
     sheet = Worksheet(all_inputs(spec, chip, topology, rates, mfu))
     axes, several = axes_of(chip, topology), spec.resources.pods.max > 1
 
@@ -151,18 +144,16 @@ def derive(spec: Spec, mfu: float) -> tuple[Worksheet, tuple[DerivationSection, 
     attention = _in_all_layers(network, _attention_flops)
     used = "P_used" if network.mixture_layers else "P"
     windows = any(block.attention.scores.window for block in network.blocks)
+    flops = [
+        *([Formula("positions in a window", "S_loc", "min(S, S_win)", "tokens")] * windows),
+        Formula("of a token, by 6 P", "f", f"6 * {used}", "FLOP"),
+        Formula("of a token, as MFU counts", "f_mfu", f"6 * P_mat + {attention}", "FLOP"),
+        Formula("of all tokens, by 6 P", "flops", "f * T", "FLOP"),
+        Formula("of all tokens, as MFU counts", "flops_mfu", "f_mfu * T", "FLOP"),
+    ]
     sections = [
         sheet.section("Parameters", _parameter_formulas(network)),
-        sheet.section(
-            "FLOPs",
-            [
-                *([Formula("positions in a window", "S_loc", "min(S, S_win)", "tokens")] * windows),
-                Formula("of a token, by 6 P", "f", f"6 * {used}", "FLOP"),
-                Formula("of a token, as MFU counts", "f_mfu", f"6 * P_mat + {attention}", "FLOP"),
-                Formula("of all tokens, by 6 P", "flops", "f * T", "FLOP"),
-                Formula("of all tokens, as MFU counts", "flops_mfu", "f_mfu * T", "FLOP"),
-            ],
-        ),
+        sheet.section("FLOPs", flops),
         *book.needs(sheet),
         *((*bounds(sheet, axes), *book.mlps(sheet, axes)) if axes else ()),
         *([book.between_pods(sheet)] if several else ()),
@@ -210,7 +201,7 @@ def goodput_section(plan: Plan) -> DerivationSection | None:
         return None
     inputs, save, evaluation = forecast.inputs, forecast.inputs.save, forecast.inputs.evaluation
     # A symbol of the formulas, its value, what it is, and the key that its sources have.
-    rows = [
+    rows: list[tuple[str, float, str, str]] = [
         ("failures", inputs.failures_per_day.value, "a day", "failures_per_day"),
         ("detection", inputs.detection_s.value, "seconds", "detection_s"),
         ("waiting", inputs.waiting_s.value, "seconds for a slice", "waiting_s"),
@@ -226,19 +217,15 @@ def goodput_section(plan: Plan) -> DerivationSection | None:
         rows.append(("every_steps", evaluation.every_steps, "steps between evaluations", ""))
         rows.append(("as_steps", evaluation.in_steps, as_steps, ""))
 
-    def source_of(key: str) -> str | None:
-        """Return a key of the catalog; None for what the spec says."""
-        sources = inputs.sources.get(key, ())
-        return next((source for source in sources if source != SPEC), None)
-
-    sheet = Worksheet(
-        tuple(
-            formula.Input(symbol=symbol, value=value, meaning=meaning, source=source_of(key))
-            for symbol, value, meaning, key in rows
-        )
-    )
+    symbols = []
+    for symbol, value, meaning, key in rows:
+        # A key of the catalog; None for what the spec says.
+        source = next((text for text in inputs.sources.get(key, ()) if text != SPEC), None)
+        given = formula.Input(symbol=symbol, value=value, meaning=meaning, source=source)
+        symbols.append(given)
     title = "Goodput: the share of time that trains"
-    return sheet.section(title, _WITH_EVALUATION if evaluation else _FORMULAS)
+    formulas = _WITH_EVALUATION if evaluation else _FORMULAS
+    return Worksheet(tuple(symbols)).section(title, formulas)
 
 
 def _is_about(question: BookQuestion, spec: Spec) -> bool:
@@ -260,20 +247,14 @@ def _is_about(question: BookQuestion, spec: Spec) -> bool:
 def _quoted(key: str, question: BookQuestion) -> formula.QuotedFigures:
     """Return the figures published for a question, and what their inputs and exact ones give."""
     chip = catalog.chip(question.chip)
+    batch = Batch(sequences=question.sequences, length=question.length)
+    model, pods = catalog.model(question.model), Pods(min=question.pods, max=question.pods)
     spec = Spec(
         name="question",
-        experiment=Experiment(
-            model=catalog.model(question.model),
-            tokens=question.tokens,
-            batch=Batch(sequences=question.sequences, length=question.length),
-        ),
-        resources=Resources(
-            chip=question.chip,
-            topology=question.topology,
-            pods=Pods(min=question.pods, max=question.pods),
-        ),
+        experiment=Experiment(model=model, tokens=question.tokens, batch=batch),
+        resources=Resources(chip=question.chip, topology=question.topology, pods=pods),
     )
-    vendor = vendor_rates(chip, spec.experiment.precision.compute)
+    _, vendor = rates_of(chip, spec.experiment.precision.compute)
     sheet, _ = derive(spec, book.MFU)
     numbers = sheet.numbers | {f"{symbol}_vendor": rate.value for symbol, rate in vendor.items()}
     quoted = []
@@ -282,27 +263,23 @@ def _quoted(key: str, question: BookQuestion) -> formula.QuotedFigures:
             continue
         reproduced = compute(figure.formula, numbers | figure.inputs)
         exact = figure.inputs | numbers | figure.exact_inputs
-        asides = [
-            formula.Remark(
-                says=remark.says,
-                unit=figure.unit if remark.unit is None else remark.unit,
-                computed=compute(remark.formula, numbers | remark.inputs),
-            )
-            for remark in figure.asides
-        ]
-        quoted.append(
-            formula.QuotedFigure(
-                about=figure.about,
-                printed=figure.printed,
-                unit=figure.unit,
-                source=figure.source,
-                reproduced=reproduced,
-                agreement=_agreement(figure.printed, reproduced.value),
-                exact=compute(figure.exact or figure.formula, exact),
-                asides=tuple(asides),
-                why=figure.why.strip(),
-            )
+        asides = []
+        for remark in figure.asides:
+            unit = figure.unit if remark.unit is None else remark.unit
+            computed = compute(remark.formula, numbers | remark.inputs)
+            asides.append(formula.Remark(says=remark.says, unit=unit, computed=computed))
+        entry = formula.QuotedFigure(
+            about=figure.about,
+            printed=figure.printed,
+            unit=figure.unit,
+            source=figure.source,
+            reproduced=reproduced,
+            agreement=_agreement(figure.printed, reproduced.value),
+            exact=compute(figure.exact or figure.formula, exact),
+            asides=tuple(asides),
+            why=figure.why.strip(),
         )
+        quoted.append(entry)
     return formula.QuotedFigures(title=question.title, figures=tuple(quoted))
 
 
@@ -321,9 +298,8 @@ def explain(spec: Spec, mfu: float = book.MFU) -> formula.Explanation:
     """Return the book's derivation for a spec, figures published about it, and its plan's."""
     sheet, sections = derive(spec, mfu)
     numbers = sheet.numbers
-    quotes = tuple(
-        _quoted(key, question) for key, question in questions().items() if _is_about(question, spec)
-    )
+    asked = questions().items()
+    quotes = tuple(_quoted(key, question) for key, question in asked if _is_about(question, spec))
     plan: Plan | None = None
     no_plan: str | None = None
     try:
@@ -346,9 +322,7 @@ def explain(spec: Spec, mfu: float = book.MFU) -> formula.Explanation:
         if source := catalog.sources().get(key):
             title, where, date = source.title, source.where, source.date
         citations.append(formula.Citation(key=key, title=title, where=where, date=date))
-    mixed: float | None = None  # on one chip
-    if "mixed_least_eff" in numbers:
-        mixed = book.mixed_times(numbers, "mixed_least_eff")
+    is_one_chip = "mixed_least_eff" not in numbers
     return formula.Explanation(
         schema=_SCHEMA,
         name=spec.name,
@@ -371,7 +345,7 @@ def explain(spec: Spec, mfu: float = book.MFU) -> formula.Explanation:
         summary=formula.ExplanationSummary(
             days=numbers["days"],
             mfu=numbers["mfu"],
-            mixed_times=mixed,
+            mixed_times=None if is_one_chip else book.mixed_times(numbers, "mixed_least_eff"),
             tokens=numbers["T"],
             forecast=plan.forecast if plan else None,
         ),
@@ -391,20 +365,16 @@ def _expectation(plan: Plan) -> formula.ExpectedStep | None:
         "exposed_tensor": {"exposed": efficiency.exposed_tensor},
         "slice_wait": {"wait": efficiency.slice_wait_s, "hop": efficiency.slice_hop_s},
     }
+    parts = []
+    for line in plan.forecast.expected_time:
+        computed = formula.ComputedValue(formula=line.formula, inputs=line.inputs, value=line.value)
+        constants = tuple(
+            formula.Constant(symbol=symbol, unsure=value.unsure, rows=value.rows)
+            for symbol, value in learned.get(line.kind, {}).items()
+        )
+        parts.append(formula.ExpectedPart(name=line.name, computed=computed, constants=constants))
     return formula.ExpectedStep(
-        parts=tuple(
-            formula.ExpectedPart(
-                name=line.name,
-                computed=formula.ComputedValue(
-                    formula=line.formula, inputs=line.inputs, value=line.value
-                ),
-                constants=tuple(
-                    formula.Constant(symbol=symbol, unsure=value.unsure, rows=value.rows)
-                    for symbol, value in learned.get(line.kind, {}).items()
-                ),
-            )
-            for line in plan.forecast.expected_time
-        ),
+        parts=tuple(parts),
         expected_s=step_s.expected,
         low_s=step_s.low,
         high_s=step_s.high,

@@ -35,25 +35,16 @@ class AxisCounts:
         return self.weights if self.shared else self.weights + self.tensor
 
 
-def vendor_rates(chip: Chip, dtype: str) -> _Rates:
-    return {
-        "C": peak(chip, dtype),
-        "w": chip.ici_link_bytes_per_s,
-        "W_dcn": chip.dcn_bytes_per_s,
-        "HBM": chip.hbm_bytes,
+def rates_of(chip: Chip, dtype: str) -> tuple[_Rates, _Rates]:
+    """Return the book's figures, with the vendor's where the book gives nothing; the vendor's."""
+    rates = {
+        "C": (f"peak_{dtype}_flops_per_s", peak(chip, dtype)),
+        "w": ("ici_link_bytes_per_s", chip.ici_link_bytes_per_s),
+        "W_dcn": ("dcn_bytes_per_s", chip.dcn_bytes_per_s),
+        "HBM": ("hbm_bytes", chip.hbm_bytes),
     }
-
-
-def book_rates(chip: Chip, dtype: str) -> _Rates:
-    """Return the book's figures, and the vendor's where the book gives nothing."""
-    keys = {
-        "C": f"peak_{dtype}_flops_per_s",
-        "w": "ici_link_bytes_per_s",
-        "W_dcn": "dcn_bytes_per_s",
-        "HBM": "hbm_bytes",
-    }
-    vendor = vendor_rates(chip, dtype)
-    return {symbol: chip.book.get(key, vendor[symbol]) for symbol, key in keys.items()}
+    vendor = {symbol: rate for symbol, (_, rate) in rates.items()}
+    return {symbol: chip.book.get(key, rate) for symbol, (key, rate) in rates.items()}, vendor
 
 
 def axes_of(chip: Chip, topology: Topology) -> AxisCounts | None:
@@ -72,8 +63,8 @@ def all_inputs(
 ) -> tuple[formula.Input, ...]:
     """Return all symbols that a derivation starts from, by the book's letters."""
     experiment, model = spec.experiment, spec.experiment.model
-    listed = model.name in catalog.models() and catalog.model(model.name) == model
-    of_model = catalog.model_source(model.name) if listed else None
+    is_listed = model.name in catalog.models() and catalog.model(model.name) == model
+    of_model = catalog.model_source(model.name) if is_listed else None
     shape: list[tuple[str, int | None, str]] = [
         ("L", model.layers, "layers"),
         ("D", model.d_model, "d_model"),
@@ -158,7 +149,6 @@ _MEMORY = (
     Formula("chips that hold it", "few_6F", "ceil(b_all_6F / HBM)", "chips"),
     Formula("on each chip of the pod", "b_chip_6F", "b_all_6F / n", "bytes"),
 )
-_IDLE = (Formula("chips without a sequence", "idle", "max(chips - sequences, 0)", "chips"),)
 # Weights and activations that share one axis take turns: their sum is least where they are equal.
 _MIXED, _MIXED_ON_ONE_AXIS = "alpha**2 / (M_X * M_Y * {F})", "4 * alpha**2 / (M**2 * {F})"
 _MIXED_QUESTIONS: dict[formula.QuestionCode, str] = {
@@ -166,13 +156,13 @@ _MIXED_QUESTIONS: dict[formula.QuestionCode, str] = {
     "mixed_bound_by_all_matmuls": "mixed_least_eff",
 }
 # Bytes that each scheme moves, forward + backward; the book's mixed row has 8 B D backward.
+_MIXED_BYTES = "(4 + 8) * B_pod * D / X + (4 + 8) * D * F / Y"
 _MLP_BYTES = (
     Formula("data parallel", "v_dp", "0 + 8 * D * F", "bytes"),
     Formula("FSDP", "v_fsdp", "4 * D * F + 8 * D * F", "bytes"),
     Formula("tensor", "v_tensor", "4 * B_pod * D + 4 * B_pod * D", "bytes"),
-    Formula("FSDP + tensor, a chip's part", "v_mixed",
-            "(4 + 8) * B_pod * D / X + (4 + 8) * D * F / Y", "bytes"),
-)  # fmt: skip
+    Formula("FSDP + tensor, a chip's part", "v_mixed", _MIXED_BYTES, "bytes"),
+)
 FEWEST_CHIPS = Formula("chips that hold it, by [B, D]", "few", "ceil(b_all / HBM)", "chips")
 
 
@@ -184,19 +174,19 @@ def needs(sheet: Worksheet) -> Iterator[DerivationSection]:
     figures = {"by_d": sheet["few"], "by_6f": sheet["few_6F"], "chips": sheet["n"]}
     yield _answer(fits, "pod_holds_it", sheet["few_6F"] <= sheet["n"], figures)
     # Without splitting sequences there are no more ways than sequences.
-    whole = sheet.section("Pure FSDP, whole sequences", _IDLE)
+    idle = Formula("chips without a sequence", "idle", "max(chips - sequences, 0)", "chips")
+    whole = sheet.section("Pure FSDP, whole sequences", [idle])
     figures = {symbol: sheet[symbol] for symbol in ("sequences", "chips", "idle")}
     yield _answer(whole, "sequence_for_every_chip", not sheet["idle"], figures)
 
 
 def _answer(
-    section: DerivationSection,
-    question: formula.QuestionCode,
-    holds: bool,
+    section: DerivationSection, question: formula.QuestionCode, holds: bool,
     figures: Mapping[str, float],
-) -> DerivationSection:
-    verdict = Verdict(question=question, holds=holds, figures={**figures})
-    return replace(section, verdicts=(verdict,))
+) -> DerivationSection:  # fmt: skip
+    return replace(
+        section, verdicts=(Verdict(question=question, holds=holds, figures={**figures}),)
+    )
 
 
 def bounds(
@@ -239,13 +229,12 @@ def bounds(
         Formula("chips that these use", "used", "X * Y", "chips"),
     ]  # fmt: skip
     section = sheet.section("FSDP + tensor", formulas)
-    pays: dict[str, bool | float] = {"tensor_pays": tensor_pays(sheet.numbers)}
     by_f, by_all = (
         _compute_bound(sheet, question, _deciding(sheet.numbers, symbol))
         for question, symbol in _MIXED_QUESTIONS.items()
     )
-    by_f.figures.update(pays)
-    by_all.figures.update(pays | {"flips": by_all.holds != by_f.holds})
+    by_f.figures["tensor_pays"] = by_all.figures["tensor_pays"] = tensor_pays(sheet.numbers)
+    by_all.figures["flips"] = by_all.holds != by_f.holds
     yield replace(section, verdicts=(by_f, by_all))
 
 

@@ -26,11 +26,10 @@ from orchestrator.values.plan import (
     Estimate,
     MemoryPhase,
     Plan,
-    PlanWarning,
     Reason,
     Suggestion,
 )
-from orchestrator.values.spec import Batch, Remat, Spec
+from orchestrator.values.spec import Batch, Spec
 
 _Figures = dict[str, Any]
 _GB = 1e9
@@ -56,10 +55,8 @@ def differences(spec: Spec, plan: Plan, numbers: dict[str, float]) -> PlanDiffer
     if "used" in numbers:
         names = {"fsdp": "X", "tensor": "Y", "used": "used"}
         split = {name: int(numbers[symbol]) for name, symbol in names.items()}
-        mixed = {
-            "by_f": mixed_times(numbers, "mixed_least"),
-            "by_all_matmuls": mixed_times(numbers, "mixed_least_eff"),
-        }
+        least = {"by_f": "mixed_least", "by_all_matmuls": "mixed_least_eff"}
+        mixed = {name: mixed_times(numbers, symbol) for name, symbol in least.items()}
     return {
         "mesh": {
             "chips": int(numbers["n"]),
@@ -105,9 +102,19 @@ def difference_texts(found: PlanDifferences) -> list[_Words]:
         "links": _say_links,
         "bound": _say_bound,
         "memory": _say_memory,
-        "recompute": _say_recompute,
+        "recompute": lambda remat, share: (
+            "recompute",
+            "4 checkpoints a layer; what is computed again is not counted",
+            f"remat `{text_of(remat)}`: {percent(share)} of the step, with nothing hidden",
+            "what is computed again is no model FLOP: where matmuls bind, it lowers MFU",
+        ),
         "days": _say_days,
-        "renting": _say_renting,
+        "renting": lambda pods, topology, obstacles: (
+            "renting",
+            f"{pods} x {topology}",
+            "the compiler takes it, Google Cloud does not rent it",
+            "; ".join(_RENTED[warning.code].format(**warning.figures) for warning in obstacles),
+        ),
     }
     return [say[code](**figures) for code, figures in found.items() if figures is not None]
 
@@ -119,15 +126,11 @@ def _say_mesh(
     about, planned = "mesh of a pod", f"{sizes} = {devices:,} devices"
     if split is None:
         return about, "one chip, no axes", planned, "a pod of one chip has nothing to split"
-    idle = chips - split["used"]
-    return (
-        about,
-        f"X {split['fsdp']:,} x Y {split['tensor']:,} = {split['used']:,} of {chips:,} chips",
-        planned,
-        f"{chips:,} = {factored(chips)}: powers of two leave {idle:,} chips idle"
-        if idle
-        else "the plan weighs all collectives of a step, not one MLP's",
-    )
+    fsdp, tensor, used = split["fsdp"], split["tensor"], split["used"]
+    why = "the plan weighs all collectives of a step, not one MLP's"
+    if used < chips:
+        why = f"{chips:,} = {factored(chips)}: powers of two leave {chips - used:,} chips idle"
+    return about, f"X {fsdp:,} x Y {tensor:,} = {used:,} of {chips:,} chips", planned, why
 
 
 def _batch(spec: Spec, plan: Plan) -> _Figures | None:
@@ -139,35 +142,28 @@ def _batch(spec: Spec, plan: Plan) -> _Figures | None:
     size, requested = plan.batch, spec.experiment.batch
     if size.sequences == size.requested_sequences:
         return None
-    longer: float | None = None
-    reason: Reason | None = None
-    nearest: tuple[Suggestion, ...] = ()
+    figures: _Figures = {
+        "requested": size.requested_sequences,
+        "sequences": size.sequences,
+        "tolerance": requested.tolerance,
+        "longer": None,
+        "reason": None,
+        "nearest": (),
+    }
     exact = Batch(sequences=requested.sequences, length=requested.length)
     try:
         unmoved = make_plan(replace(spec, experiment=replace(spec.experiment, batch=exact)))
     except Infeasible as error:
-        reason, nearest = error.reasons[-1], tuple(nearest_batches(error.spec))
-    else:
-        per_token = [p.forecast.step_s.unoverlapped / p.batch.tokens for p in (unmoved, plan)]
-        longer = per_token[0] / per_token[1] - 1
-    return {
-        "requested": size.requested_sequences,
-        "sequences": size.sequences,
-        "tolerance": requested.tolerance,
-        "longer": longer,
-        "reason": reason,
-        "nearest": nearest,
-    }
+        nearest = tuple(nearest_batches(error.spec))
+        return figures | {"reason": error.reasons[-1], "nearest": nearest}
+    per_token = [p.forecast.step_s.unoverlapped / p.batch.tokens for p in (unmoved, plan)]
+    return figures | {"longer": per_token[0] / per_token[1] - 1}
 
 
 def _say_batch(
-    requested: int,
-    sequences: int,
-    tolerance: float,
-    longer: float | None,
-    reason: Reason | None,
+    requested: int, sequences: int, tolerance: float, longer: float | None, reason: Reason | None,
     nearest: tuple[Suggestion, ...],
-) -> _Words:
+) -> _Words:  # fmt: skip
     planned = f"{sequences:,} sequences ({signed_percent(sequences / requested - 1)})"
     if reason is None:
         longer_text = percent(longer or 0.0)
@@ -211,14 +207,11 @@ def _line_rate(torus: Torus, ways: int) -> float:
 
 def _say_tensor(ways: int, length: int, share: float, tokens: float, least: float) -> _Words:
     takes = least / share
+    derived = f"a ring of its own, it takes {four_digits(least)} tokens a chip"
+    planned = f"no ring, {share:.2g} of the bandwidth: it takes {four_digits(takes)} tokens a chip"
     why = f"this batch has {four_digits(tokens)}, {'above' if tokens > takes else 'below'} that;"
     why += " the plan prices each group by the line or ring that it has"
-    return (
-        f"tensor {ways} on an axis of {length}",
-        f"a ring of its own, it takes {four_digits(least)} tokens a chip",
-        f"no ring, {share:.2g} of the bandwidth: it takes {four_digits(takes)} tokens a chip",
-        why,
-    )
+    return f"tensor {ways} on an axis of {length}", derived, planned, why
 
 
 def _say_links(groups: tuple[DeviceGroup, ...], *, switched: bool) -> _Words:
@@ -231,15 +224,11 @@ def _say_links(groups: tuple[DeviceGroup, ...], *, switched: bool) -> _Words:
         )
         rate = f"{group.bytes_per_s / _GB:.4g} GB/s"
         texts.append(f"{' x '.join(group.axes)} {group.size}: {where}, {rate}")
-    return (
-        "links",
-        "every axis a whole ring, all of it for one group",
-        "; ".join(texts),
-        "a switch gives every group all links of its chips"
-        if switched
-        else "an inner part of a torus axis is an open line and has half of it; an outer part"
-        " closes, but shares each link with the groups between",
-    )
+    why = "an inner part of a torus axis is an open line and has half of it; an outer part closes,"
+    why += " but shares each link with the groups between"
+    if switched:
+        why = "a switch gives every group all links of its chips"
+    return "links", "every axis a whole ring, all of it for one group", "; ".join(texts), why
 
 
 def _say_bound(**figures: Any) -> _Words:
@@ -250,16 +239,11 @@ def _say_bound(**figures: Any) -> _Words:
         derived = f"{bound_by(by_f)} counting F, {bound_by(by_all)} counting F_eff"
         turns = ", and that turns the answer" if (by_f > 1) != (by_all > 1) else ""
         why = f"F_eff has attention's matmuls in it{turns}; "
-    planned = f"{figures['bound']}: {percent(figures['bound_by'])} longer than the next; MFU"
-    planned += (
-        f" {percent(mfu.lower)} at the bound, {percent(mfu.unoverlapped)} with nothing hidden"
-    )
-    return (
-        "what binds",
-        derived,
-        planned,
-        f"{why}the plan adds attention, the unembedding, recompute, HBM and every collective",
-    )
+    least, most = percent(mfu.unoverlapped), percent(mfu.lower)
+    planned = f"{figures['bound']}: {percent(figures['bound_by'])} longer than the next; MFU {most}"
+    planned += f" at the bound, {least} with nothing hidden"
+    why += "the plan adds attention, the unembedding, recompute, HBM and every collective"
+    return "what binds", derived, planned, why
 
 
 def _say_memory(**figures: Any) -> _Words:
@@ -270,21 +254,8 @@ def _say_memory(**figures: Any) -> _Words:
     why = f"{figures['parameters']} parameters, {figures['moments']} moments, fp32 gradients; state"
     why += f" split {figures['ways']:,} ways on the {figures['devices']:,} devices of a pod;"
     why += f" activations as remat `{text_of(figures['remat'])}` keeps them"
-    return (
-        "memory",
-        f"{by_d:.3g} GB a chip by [B, D], {by_6f:.3g} GB by 6F",
-        f"{peak}, in the phase {phase.name}: {lines}",
-        why,
-    )
-
-
-def _say_recompute(remat: Remat, share: float) -> _Words:
-    return (
-        "recompute",
-        "4 checkpoints a layer; what is computed again is not counted",
-        f"remat `{text_of(remat)}`: {percent(share)} of the step, with nothing hidden",
-        "what is computed again is no model FLOP: where matmuls bind, it lowers MFU",
-    )
+    derived = f"{by_d:.3g} GB a chip by [B, D], {by_6f:.3g} GB by 6F"
+    return "memory", derived, f"{peak}, in the phase {phase.name}: {lines}", why
 
 
 def _say_days(mfu: float, by_6p: float, by_mfu: float, planned: Estimate) -> _Words:
@@ -297,18 +268,6 @@ def _say_days(mfu: float, by_6p: float, by_mfu: float, planned: Estimate) -> _Wo
     else:
         why = "the assumed MFU is below the plan's, even with nothing hidden: the plan has peak"
         why += " rates"
-    return (
-        "days",
-        f"{lasting(by_6p)} at {assumed(mfu)} by 6 P, {lasting(by_mfu)} as MFU counts",
-        f"{lasting(low)} at the bound, {expected}{lasting(high)} with nothing hidden",
-        why,
-    )
-
-
-def _say_renting(pods: int, topology: str, obstacles: tuple[PlanWarning, ...]) -> _Words:
-    return (
-        "renting",
-        f"{pods} x {topology}",
-        "the compiler takes it, Google Cloud does not rent it",
-        "; ".join(_RENTED[warning.code].format(**warning.figures) for warning in obstacles),
-    )
+    derived = f"{lasting(by_6p)} at {assumed(mfu)} by 6 P, {lasting(by_mfu)} as MFU counts"
+    planned_days = f"{lasting(low)} at the bound, {expected}{lasting(high)} with nothing hidden"
+    return "days", derived, planned_days, why

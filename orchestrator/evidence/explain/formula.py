@@ -212,22 +212,13 @@ _FUNCTIONS: dict[str, Callable[..., float]] = {
 }
 
 
-def _evaluate(formula: str, numbers: Mapping[str, float]) -> float:
-    return _value(ast.parse(formula, mode="eval").body, numbers)
-
-
-def _symbols(formula: str) -> tuple[str, ...]:
-    """Return the symbols of a formula, in the order of their first use."""
-    parsed = ast.parse(formula, mode="eval")
+def compute(formula: str, numbers: Mapping[str, float]) -> ComputedValue:
+    """Return a formula with its numbers, in the order of their first use, and its value."""
+    parsed = ast.parse(formula, mode="eval").body
     named = [node for node in ast.walk(parsed) if isinstance(node, ast.Name)]
     named.sort(key=lambda node: node.col_offset)
-    return tuple(dict.fromkeys(node.id for node in named if node.id not in _FUNCTIONS))
-
-
-def compute(formula: str, numbers: Mapping[str, float]) -> ComputedValue:
-    """Return a formula with the numbers of its symbols, and its value."""
-    inputs = {symbol: numbers[symbol] for symbol in _symbols(formula)}
-    return ComputedValue(formula=formula, inputs=inputs, value=_evaluate(formula, inputs))
+    inputs = {node.id: numbers[node.id] for node in named if node.id not in _FUNCTIONS}
+    return ComputedValue(formula=formula, inputs=inputs, value=_value(parsed, inputs))
 
 
 def _value(node: ast.expr, numbers: Mapping[str, float]) -> float:
