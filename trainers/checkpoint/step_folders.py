@@ -23,8 +23,8 @@ import msgspec
 import orbax.checkpoint as ocp
 from orbax.checkpoint import options
 
+from orchestrator.storage.addresses import file_digest, read_regular
 from orchestrator.values import codec
-from trainers.files import file_digest, read_regular
 
 _Tree = Any
 Owner = tuple[int, int]  # a claim and an attempt

@@ -7,9 +7,12 @@ import json
 import os
 import re
 import shlex
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import itemgetter
@@ -20,11 +23,10 @@ import numpy as np
 
 from orchestrator.errors import DataUnusable, Interrupted, OrchError, Usage
 from orchestrator.formatting import counted
-from orchestrator.storage.addresses import SCHEMES
+from orchestrator.storage.addresses import SCHEMES, read_regular
 from orchestrator.values import codec
 from orchestrator.values.refusal import ErrorReport, Hint
 from trainers.data.tokens import FILE_NAME, Manifest, Shard
-from trainers.files import new_folder, read_regular
 
 # What turns files into tokens: bytes, a Hugging Face tokenizer, or arrays of tokens
 
@@ -310,6 +312,20 @@ def pack(
         )
         (folder / FILE_NAME).write_text(codec.to_pretty_json(manifest))
     return manifest
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """Yield a hidden folder that becomes `out`, or is removed where the block fails."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        yield partial
+        partial.chmod(0o755)
+        partial.rename(out)
+    except BaseException:
+        shutil.rmtree(partial)
+        raise
 
 
 def _cut(pieces: Iterator[np.ndarray], shard_tokens: int) -> Iterator[tuple[int, np.ndarray]]:

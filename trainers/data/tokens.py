@@ -20,9 +20,16 @@ import msgspec
 import numpy as np
 
 from orchestrator.errors import DataUnusable
-from orchestrator.storage.addresses import StoredInput, address, is_copy, stored_input
+from orchestrator.storage.addresses import (
+    StoredInput,
+    address,
+    check_regular,
+    file_digest,
+    is_copy,
+    read_regular,
+    stored_input,
+)
 from orchestrator.values import codec
-from trainers.files import check_regular, file_digest, read_regular
 
 
 @dataclass(frozen=True)

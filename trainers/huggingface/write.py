@@ -28,7 +28,7 @@ from orchestrator.values.run import WeightsRequest, WeightsResult
 from trainers.checkpoint.objects import step_objects, stored_array
 from trainers.checkpoint.step_folders import StepFolders
 from trainers.contract import load
-from trainers.files import new_folder
+from trainers.data.pack import new_folder
 from trainers.huggingface import read
 from trainers.mesh import abstract_mesh_of
 
