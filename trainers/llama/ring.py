@@ -52,13 +52,12 @@ def _scattered_backward(saved: Any, gradient: jax.Array) -> tuple[jax.Array, jax
     return products, _weight_gradient(everyones, x)
 
 
-all_gather_matmul.defvjp(
-    _gathered_forward,
-    lambda saved, gradient: (
-        _multiply_and_scatter(gradient, saved[1]),
-        _weight_gradient(saved[0], gradient),
-    ),
-)
+def _gathered_backward(saved: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    everyones, weight = saved
+    return _multiply_and_scatter(gradient, weight), _weight_gradient(everyones, gradient)
+
+
+all_gather_matmul.defvjp(_gathered_forward, _gathered_backward)
 matmul_reduce_scatter.defvjp(
     lambda x, weight: (matmul_reduce_scatter(x, weight), (x, weight)), _scattered_backward
 )
