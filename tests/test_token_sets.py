@@ -19,6 +19,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from orchestrator.errors import DataUnusable
+from orchestrator.storage.addresses import file_digest
 from orchestrator.values.spec import DataSource
 from tests.trainer_plans import TINY, plan_of
 from trainers.data import pack
@@ -26,7 +27,6 @@ from trainers.data import tokens as manifests
 from trainers.data.batches import Synthetic, batch_source
 from trainers.data.pack import _Encoder, _HuggingFaceTokenizer, _TokenArrays
 from trainers.data.tokens import ShuffledWindows, _TokenSet
-from trainers.files import file_digest
 
 COUNTING = _TokenArrays(name="counting", vocab=1 << 20)
 

@@ -81,8 +81,6 @@ class Program:
 
 
 class _Trainer(Protocol):
-    """A module or an object that makes programs from plans."""
-
     def program(self, plan: Plan, mesh: Mesh | AbstractMesh) -> Program: ...
 
 

@@ -24,7 +24,14 @@ from orchestrator.values.run import Outcome, Startup, Step
 from orchestrator.values.run_options import CheckpointOptions, EvaluationOptions
 from trainers.checkpoint.checkpoints import Checkpoints, SaveLog, newest_step
 from trainers.contract import Program, build, load, place
-from trainers.data.batches import DataProgress, Prefetched, ResumedData, batch_source, held_out
+from trainers.data.batches import (
+    DataProgress,
+    HeldOut,
+    Prefetched,
+    ResumedData,
+    batch_source,
+    held_out,
+)
 from trainers.huggingface.read import new_state
 from trainers.meter import Evaluator, Meter
 from trainers.multihost import StopVote, barrier, listen_on_node_address
@@ -86,68 +93,53 @@ def train(plan: Plan, assignment: Assignment) -> Outcome:
 
 def run(program: Program, assignment: Assignment) -> Outcome:
     """Run a program; it ends with a checkpoint."""
-    plan, options, folder = program.plan, assignment.checkpoint, assignment.folder
-    original, directory, progress = plan, assignment.directory, assignment.data_progress
+    plan, sequences = program.plan, program.plan.batch.sequences
+    progress, begun_with = assignment.data_progress, sequences
     if progress is not None:  # the plan, or its stage, with the batch that the run began with
         begun_with = progress.original.stage_of(plan.first_step).batch.sequences
-        original = replace(plan, batch=replace(plan.batch, sequences=begun_with))
-    verify, evaluation, text = assignment.verify_data, assignment.evaluation, None
-    batches = batch_source(original, folder, verify=verify)
+    original = replace(plan, batch=replace(plan.batch, sequences=begun_with))
+    source = batch_source(original, assignment.folder, verify=assignment.verify_data)
     # These decide which tokens each step sees: with others, a resumed run would be another run. So
     # is one whose evaluations are of other text.
     identity: dict[str, str | int] = {
-        "data": batches.digest,
-        "seed": original.seed,
-        "sequences": original.batch.sequences,
-        "length": original.batch.length,
+        "data": source.digest,
+        "seed": plan.seed,
+        "sequences": begun_with,
+        "length": plan.batch.length,
     }
-    if evaluation is not None:
-        text = held_out(plan, evaluation, folder, verify=verify)
+    text = None
+    if assignment.evaluation is not None:
+        evaluation, folder = assignment.evaluation, assignment.folder
+        text = held_out(plan, evaluation, folder, verify=assignment.verify_data)
         identity["held_out"] = text.digest
     with (
         Checkpoints(
-            directory / _CHECKPOINTS,
-            keep=options.keep,
+            assignment.directory / _CHECKPOINTS,
+            keep=assignment.checkpoint.keep,
             identity=identity,
             saves=assignment.saves,
             stage=plan.stage.number if plan.stage else None,
         ) as checkpoints,
-        _XprofTrace(directory / "profile", assignment.profile_steps) as trace,
+        _XprofTrace(assignment.directory / "profile", assignment.profile_steps) as trace,
     ):
-        began, evaluator = _clock(), None
-        compiled = _compiled(program)
-        if evaluation is not None and text is not None:
-            last, progressed = assignment.steps, assignment.progressed
-            evaluator = Evaluator(program, text, evaluation.every, last, progressed)
-        compile_s = _clock() - began
+        compiled, evaluator, compile_s = _compiled(program, assignment, text)
         barrier("every process has compiled")
         # The newest whole state, or a new one if none was ever saved.
         began = _clock()
         restored = checkpoints.restore(program.state, program.table_rows)
-        state = restored.state if restored else new_state(program, folder)
+        state = restored.state if restored else new_state(program, assignment.folder)
         jax.block_until_ready(state)
-        startup = Startup(
-            steps_done=restored.step if restored else 0,
-            skipped=restored.skipped if restored else (),
-            state_s=_clock() - began,
-            compile_s=compile_s,
-        )
+        begun, skipped = (restored.step, restored.skipped) if restored else (0, ())
+        state_s = _clock() - began
+        startup = Startup(steps_done=begun, skipped=skipped, state_s=state_s, compile_s=compile_s)
         barrier("every process has its state")
-        begun = startup.steps_done
         if begun < plan.first_step:  # the checkpoint between two stages was not whole
             return Outcome(steps_done=begun, stopped=False, startup=startup)
-        sequences = plan.batch.sequences
-        if progress or plan.stage:  # batches continue where the steps that are done end
-            seen = (begun - plan.first_step) * sequences
-            batches = ResumedData(
-                source=batches,
-                source_sequences=original.batch.sequences,
-                sequences=sequences,
-                first_step=begun,
-                first_sequence=(
-                    progress.sequences_between(plan.first_step, begun) if progress else seen
-                ),
-            )
+        # Batches continue where the steps that are done end.
+        seen = (begun - plan.first_step) * sequences
+        if progress is not None:
+            seen = progress.sequences_between(plan.first_step, begun)
+        batches = ResumedData(source, begun_with, sequences, begun, seen)
 
         def inputs(step: int) -> Any:
             """The batch of a step, and its learning rate if that is an input."""
@@ -157,22 +149,28 @@ def run(program: Program, assignment: Assignment) -> Outcome:
         steps = range(begun, max(begun, assignment.steps))
         with Prefetched(inputs, steps) as feed:
             meter = Meter(program, assignment.emit, startup, assignment.peak_flops_per_s)
-            every = options.every or plan.forecast.goodput.every_steps
+            every = assignment.checkpoint.every or plan.forecast.goodput.every_steps
             loop = _Loop(compiled, feed, meter, checkpoints, every, trace, evaluator)
             done = loop.run(state, steps, StopVote(assignment.stop))
         return Outcome(steps_done=done, stopped=done < assignment.steps, startup=startup)
 
 
-def _compiled(program: Program) -> jax.stages.Compiled:
-    """The step, compiled ahead of time with the plan's options."""
-    lowered = program.lowered()
+def _compiled(
+    program: Program, assignment: Assignment, text: HeldOut | None
+) -> tuple[jax.stages.Compiled, Evaluator | None, float]:
+    """Return the step and the evaluation, with the plan's options, and the seconds they took."""
+    began, evaluator, lowered = _clock(), None, program.lowered()
     try:
-        return lowered.compile(compiler_options=program.compiler_options or None)
+        compiled = lowered.compile(compiler_options=program.compiler_options or None)
     except jax.errors.JaxRuntimeError as error:
         if "No such compile option" not in str(error):
             raise
         reason = str(error).splitlines()[0]
         raise SpecError(f"compiler_options: the compiler here refuses them: {reason}") from error
+    if assignment.evaluation is not None and text is not None:
+        every, last = assignment.evaluation.every, assignment.steps
+        evaluator = Evaluator(program, text, every, last, assignment.progressed)
+    return compiled, evaluator, _clock() - began
 
 
 @dataclass(frozen=True)
@@ -189,7 +187,7 @@ class _Loop:
 
     def run(self, state: _State, steps: range, vote: StopVote) -> int:
         """Do the steps until the vote says stop; return how many steps of the run are done."""
-        done, evaluator = steps.start, self.evaluator
+        done = steps.start
         while done < steps.stop and not vote.says_stop():
             with self.trace.step(done, self.meter.flush):
                 began = _clock()
@@ -199,8 +197,8 @@ class _Loop:
                 self.meter.add_step(done, metrics)
             done += 1
             # Before a save, so that whoever continues from it has the evaluation too.
-            if evaluator is not None and evaluator.is_due(done):
-                self.meter.evaluate(partial(evaluator.evaluate, state, done))
+            if self.evaluator is not None and self.evaluator.is_due(done):
+                self.meter.evaluate(partial(self.evaluator.evaluate, state, done))
             self.checkpoints.check()
             if done % self.every == 0:
                 self._save(state, done)

@@ -29,18 +29,14 @@ def mesh_of(plan: Plan, devices: Sequence[jax.Device]) -> Mesh:
     if len(devices) != plan.devices:
         raise SpecError(f"the plan is for {plan.devices} devices, here are {len(devices)}")
     lay = _by_coordinates if devices[0].platform == "tpu" else _by_order
-    names = tuple(axis.name for axis in plan.axes)
-    return Mesh(lay(plan, devices), names, axis_types=(AxisType.Auto,) * len(plan.axes))
+    names = abstract_mesh_of(plan).axis_names
+    return Mesh(lay(plan, devices), names, axis_types=(AxisType.Auto,) * len(names))
 
 
 def abstract_mesh_of(plan: Plan) -> AbstractMesh:
     """Return the same mesh without devices: programs can be traced on it."""
-    names = tuple(axis.name for axis in plan.axes)
-    return AbstractMesh(_shape(plan), names, axis_types=(AxisType.Auto,) * len(plan.axes))
-
-
-def _shape(plan: Plan) -> tuple[int, ...]:
-    return tuple(axis.size for axis in plan.axes)
+    sizes, names = zip(*((axis.size, axis.name) for axis in plan.axes), strict=True)
+    return AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
 
 
 def _by_coordinates(plan: Plan, devices: Sequence[jax.Device]) -> np.ndarray:
@@ -53,7 +49,7 @@ def _by_coordinates(plan: Plan, devices: Sequence[jax.Device]) -> np.ndarray:
     slices = sorted({place[0] for place in by_place})
     if len(slices) != plan.pods:
         raise SpecError(f"the plan is for {plan.pods} pods, here are {len(slices)} slices")
-    grid = np.empty(_shape(plan), dtype=object)
+    grid = np.empty([axis.size for axis in plan.axes], dtype=object)
     between = [axis.size for axis in plan.axes if axis.link == "dcn"]
     for index in np.ndindex(grid.shape):
         pod = np.ravel_multi_index(index[: len(between)], between)
@@ -130,7 +126,7 @@ def _by_order(plan: Plan, devices: Sequence[jax.Device]) -> np.ndarray:
 
     grid = np.empty(len(devices), dtype=object)
     grid[:] = sorted(devices, key=order)
-    return grid.reshape(_shape(plan))
+    return grid.reshape([axis.size for axis in plan.axes])
 
 
 def _slice_ids() -> list[int]:
@@ -138,5 +134,4 @@ def _slice_ids() -> list[int]:
     mine = int(os.environ.get("MEGASCALE_SLICE_ID", "0"))
     if jax.process_count() == 1:
         return [mine]
-    gathered = multihost_utils.process_allgather(np.int32(mine))
-    return [int(slice_id) for slice_id in gathered]
+    return list(map(int, multihost_utils.process_allgather(np.int32(mine))))

@@ -62,9 +62,7 @@ class Meter:
         """Note a step that is now on the device, and measure the one before it."""
         for metric in metrics.values():
             metric.copy_to_host_async()
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            self._emit(self._measured(*pending, with_memory=self._startup is not None))
+        self.flush(with_memory=self._startup is not None)
         self._pending = index, metrics
 
     def evaluate(self, measure: Callable[[], Evaluation]) -> None:
@@ -79,20 +77,19 @@ class Meter:
             raise LossNotFinite(f"step {step.index + 1}: its loss on held-out text is not finite")
         self._emit(replace(step, evaluation=self._evaluation, peak_hbm_bytes=self._memory()))
 
-    def flush(self) -> None:
+    def flush(self, *, with_memory: bool = True) -> None:
         """Wait for the step on the device, if there is one, and measure it and the memory."""
         pending, self._pending = self._pending, None
         if pending is not None:
-            self._emit(self._measured(*pending, with_memory=True))
+            self._emit(self._measured(*pending, with_memory=with_memory))
 
     def _measured(self, index: int, metrics: Mapping[str, jax.Array], *, with_memory: bool) -> Step:
         values = {name: float(metric) for name, metric in metrics.items()}
         began, self._last_end = self._last_end, self._clock()
         for name in ("loss", "grad_norm"):
-            if not math.isfinite(values[name]):
-                number = index + 1  # screens count from one
+            if not math.isfinite(values[name]):  # screens count from one
                 raise LossNotFinite(
-                    f"step {number}: {name} is {values[name]}; the state before it is the last"
+                    f"step {index + 1}: {name} is {values[name]}; the state before it is the last"
                     " good one"
                 )
         step_s, plan, peak = self._last_end - began, self._plan, self._peak_flops_per_s
@@ -108,7 +105,7 @@ class Meter:
             step_s=step_s,
             data_s=self._data_s,
             checkpoint_s=self._checkpoint_s,
-            tokens=self._plan.batch.tokens,
+            tokens=plan.batch.tokens,
             loss=values["loss"],
             grad_norm=values["grad_norm"],
             learning_rate=values["learning_rate"],
@@ -122,11 +119,11 @@ class Meter:
         return measured
 
 
-# The loss on held-out text, by the forward pass of a program. The state stays as it is.
-
-
 class Evaluator:
-    """Evaluates after each `every` steps and the last; calls `progressed` after each batch."""
+    """Evaluates held-out text by a program's forward pass, after each `every` steps and the last.
+
+    It calls `progressed` after each batch. The state stays as it is.
+    """
 
     def __init__(
         self, program: Program, text: HeldOut, every: int, last: int, progressed: Callable[[], None]

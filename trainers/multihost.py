@@ -14,7 +14,6 @@ from orbax.checkpoint import multihost
 
 from orchestrator.processes import NODE_ADDRESS
 
-_BARRIER_S = 600
 _MESSAGE_BYTES = 256
 
 
@@ -38,9 +37,9 @@ def join_processes() -> None:
         jax.distributed.initialize(num_processes=count, process_id=int(os.environ["ORCH_PROCESS"]))
 
 
-def barrier(name: str, *, timeout_s: float = _BARRIER_S) -> None:
+def barrier(name: str) -> None:
     # The devices take no part: collectives on CPU give up after 30 s, and a peer may still compile.
-    multihost.get_barrier_sync_fn()(key=name, timeout_ms=int(timeout_s * 1000))
+    multihost.get_barrier_sync_fn()(key=name, timeout_ms=600_000)
 
 
 def first_message(message: str | None) -> str | None:

@@ -5,8 +5,10 @@ that a path of a copy says which object it is a copy of.
 """
 
 import errno
+import hashlib
 import os
 import re
+import stat
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +23,8 @@ from orchestrator.storage.bucket import LARGE_BYTES, THREADS, Bucket, StoredObje
 SCHEMES = ("gs", "s3")
 _ADDRESS = re.compile(r"(gs|s3)://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])((?:/[^/\s]+)*)/?")
 VARIABLE = "ORCH_BUCKETS"
+_MOST_BYTES = 64 << 20  # of a file that is read as one
+_PIECE_BYTES = 64 << 20
 # Files of runs and storages that are not copied: a tracker's, and Ray's own.
 _OF_THIS_MACHINE = {
     "tracking-here.json", "sync.json", "sync.lock", "sync.log", "ray",
@@ -162,3 +166,35 @@ def has_input(path: Path) -> bool:
     if stored is None:
         return path.exists()
     return stored.bucket.has(stored.name) or any(stored.bucket.inside(f"{stored.name}/"))
+
+
+def check_regular(path: Path) -> int:
+    """Return the size of a regular file or of an object; raise `OSError` if it is neither."""
+    if "\0" in str(path):
+        raise OSError(errno.EINVAL, "no file has such a name")
+    if stored := stored_input(path):
+        return stored.size
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "is not a regular file")
+    return found.st_size
+
+
+def read_regular(path: Path) -> bytes:
+    """Return the content of a regular file or an object that is not too large."""
+    if check_regular(path) > _MOST_BYTES:
+        raise OSError(errno.EFBIG, f"is larger than {_MOST_BYTES:,} bytes")
+    stored = stored_input(path)
+    return stored.read(0, stored.size) if stored else path.read_bytes()
+
+
+def file_digest(path: Path) -> str:
+    """Return the sha256 of a file or an object, which is read in pieces."""
+    check_regular(path)
+    if stored := stored_input(path):
+        digest = hashlib.sha256()
+        for start in range(0, stored.size, _PIECE_BYTES):
+            digest.update(stored.read(start, min(start + _PIECE_BYTES, stored.size)))
+        return digest.hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

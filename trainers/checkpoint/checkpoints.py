@@ -131,9 +131,8 @@ class Checkpoints:
             for name in sorted({*saved, *identity}):
                 was, now = saved.get(name), identity.get(name)
                 if was != now:
-                    raise CheckpointFailed(
-                        f"{self._folder}: holds another run: {name} was {was}, against {now}"
-                    )
+                    fault = f"holds another run: {name} was {was}, against {now}"
+                    raise CheckpointFailed(f"{self._folder}: {fault}")
 
     def __enter__(self) -> Self:
         return self
@@ -171,9 +170,8 @@ class Checkpoints:
                 if not faults:
                     return None
                 reasons = "; ".join(f"step {skip.step}: {skip.why}" for skip in faults.values())
-                raise CheckpointFailed(
-                    f"{self._folder}: no checkpoint is whole: {reasons}{_ADVICE}"
-                )
+                fault = f"no checkpoint is whole: {reasons}{_ADVICE}"
+                raise CheckpointFailed(f"{self._folder}: {fault}")
             saved, expected = self._saver.shapes(save.folder), step_folders.shapes_of(target)
             if differs := step_folders.difference(saved, expected, table_rows):
                 where = f"{self._folder}/{save.folder}"
@@ -232,7 +230,8 @@ class Checkpoints:
         mine = [save.step for save in recorded if owner_of(save.folder) == self._owner]
         known, newest = {save.folder for save in recorded}, max(mine, default=0)
         for name in self._steps.names():
-            passed = owner_of(name) == self._owner and step_folders.step_of(name) < newest
+            step, owner = step_folders.age(name)
+            passed = owner == self._owner and step < newest
             if name in old or (passed and name not in known):
                 self._steps.delete(name)
 

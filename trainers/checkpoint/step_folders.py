@@ -23,8 +23,8 @@ import msgspec
 import orbax.checkpoint as ocp
 from orbax.checkpoint import options
 
+from orchestrator.storage.addresses import file_digest, read_regular
 from orchestrator.values import codec
-from trainers.files import file_digest, read_regular
 
 _Tree = Any
 Owner = tuple[int, int]  # a claim and an attempt
@@ -99,9 +99,9 @@ class StepFolders:
                 actual = file_digest(step / file)
             except OSError as error:
                 return f"{file} cannot be read: {error.strerror}"
-            recorded = expected[file]
-            same = actual == recorded
-            return None if same else f"{file} has sha256 {actual[:8]}, against {recorded[:8]}"
+            if actual == expected[file]:
+                return None
+            return f"{file} has sha256 {actual[:8]}, against {expected[file][:8]}"
 
         with ThreadPoolExecutor(_THREADS) as pool:
             faults = pool.map(file_fault, sorted(expected)[share::of])
@@ -132,13 +132,9 @@ class StepFolders:
         return (self.folder / name).rename(target)
 
 
-def step_of(name: str) -> int:
-    match = NAME.match(name)
-    return int(match[1]) if match else 0
-
-
 def age(name: str) -> tuple[int, Owner]:
-    return step_of(name), owner_of(name)
+    match = NAME.match(name)
+    return int(match[1]) if match else 0, owner_of(name)
 
 
 def owner_of(name: str) -> Owner:

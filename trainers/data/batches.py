@@ -98,7 +98,7 @@ class DataProgress:
     sequences_between: Callable[[int, int], int]  # those of steps of a stage, from and to
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ResumedData:
     """Batches of `sequences` from `first_step` on; they begin with sequence `first_sequence`.
 

@@ -7,24 +7,26 @@ import json
 import os
 import re
 import shlex
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 
 from orchestrator.errors import DataUnusable, Interrupted, OrchError, Usage
 from orchestrator.formatting import counted
-from orchestrator.storage.addresses import SCHEMES
+from orchestrator.storage.addresses import SCHEMES, read_regular
 from orchestrator.values import codec
 from orchestrator.values.plan import ErrorReport, Hint
 from trainers.data.tokens import FILE_NAME, Manifest, Shard
-from trainers.files import new_folder, read_regular
 
 # What turns files into tokens: bytes, a Hugging Face tokenizer, or arrays of tokens
 
@@ -35,19 +37,12 @@ _TOGETHER = 256  # documents that a tokenizer encodes at once, on all cores
 _ARRAYS = (".npy", ".bin")
 
 
-class _Encoder(Protocol):
-    """Makes tokens of a file. `name` and `vocab` go into the manifest of the set."""
-
-    name: str
-    vocab: int
-
-    def pieces(self, path: Path) -> Iterator[np.ndarray]:
-        """The tokens of a file, a bounded number at a time."""
-        ...
+# Each has the tokens of a file as `pieces`, a bounded number at a time; `name` and `vocab` go into
+# the manifest of the set.
 
 
-def _dtype_of(encoder: _Encoder) -> np.dtype[Any]:
-    return np.dtype("<u2" if encoder.vocab <= 1 << 16 else "<u4")
+def _dtype_of(vocab: int) -> np.dtype[Any]:
+    return np.dtype("<u2" if vocab <= 1 << 16 else "<u4")
 
 
 class _Bytes:
@@ -77,20 +72,19 @@ class _TokenArrays:
             if path.suffix == ".npy":
                 tokens: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
             elif path.suffix == ".bin":
-                tokens = np.memmap(path, dtype=_dtype_of(self), mode="r")
+                tokens = np.memmap(path, dtype=_dtype_of(self.vocab), mode="r")
             else:
                 raise ValueError("its name ends in neither .npy nor .bin")
         except (EOFError, OSError, ValueError) as error:
             raise DataUnusable(f"{path}: not an array of tokens: {error}") from error
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-            raise DataUnusable(
-                f"{path}: {tokens.dtype}{list(tokens.shape)}, against a row of integers"
-            )
+            kind = f"{tokens.dtype}{list(tokens.shape)}"
+            raise DataUnusable(f"{path}: {kind}, against a row of integers")
         for start in range(0, len(tokens), _PIECE):
             piece = tokens[start : start + _PIECE]
             low, high = int(piece.min()), int(piece.max())
-            if low < 0 or high >= self.vocab:
-                wrong = low if low < 0 else high
+            wrong = low if low < 0 else high
+            if not 0 <= wrong < self.vocab:
                 raise DataUnusable(f"{path}: token {wrong}, against 0 to {self.vocab - 1}")
             yield piece
 
@@ -214,19 +208,15 @@ def _files_of(folder: Path, glob: str) -> list[Path]:
         raise DataUnusable(f"{folder}: no such file or folder; name files of text, or a folder")
     # Without hidden files and caches.
     paths = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
-    visible = [
-        path
-        for path in paths
-        if not any(part.startswith(".") or part == "__pycache__" for part in path.parts)
-    ]
+    hidden = re.compile(r"(^|/)(\.|__pycache__(/|$))")
+    visible = [path for path in paths if not hidden.search(path.as_posix())]
     if not visible:
         raise DataUnusable(f"{folder}: has no files; name the folder that has the texts")
     try:
         matching = {path.relative_to(folder) for path in folder.rglob(glob)} & set(visible)
     except (ValueError, NotImplementedError) as error:  # it is empty, or begins at the root
-        raise DataUnusable(
-            f"--glob {glob!r}: must be a pattern of names, such as '*.txt'"
-        ) from error
+        fault = f"--glob {glob!r}: must be a pattern of names, such as '*.txt'"
+        raise DataUnusable(fault) from error
     if not matching:
         endings = sorted({f"'*{path.suffix}'" for path in visible})[:3]
         raise DataUnusable(
@@ -263,6 +253,7 @@ def _check_local(path: Path, instead: str) -> None:
         raise DataUnusable(f"{scheme}//{'/'.join(rest)}: is on a bucket; {instead}")
 
 
+_Encoder = _Bytes | _TokenArrays | _HuggingFaceTokenizer
 _BYTES = _Bytes()
 _ABOUT = """\
 Pack text, JSON lines or Parquet into a token set.
@@ -286,7 +277,7 @@ def pack(
     _check_local(out, "pack into a folder here, and copy it there")
     if os.path.lexists(out):
         raise DataUnusable(f"{out}: already exists; choose another folder, or remove this one")
-    dtype, shards = _dtype_of(encoder), list[Shard]()
+    dtype, shards = _dtype_of(encoder.vocab), list[Shard]()
     pieces = (piece for path in inputs for piece in encoder.pieces(path))
     with new_folder(out) as folder:
         for number, parts in groupby(_cut(pieces, shard_tokens), key=itemgetter(0)):
@@ -310,6 +301,20 @@ def pack(
         )
         (folder / FILE_NAME).write_text(codec.to_pretty_json(manifest))
     return manifest
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """Yield a hidden folder that becomes `out`, or is removed where the block fails."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        yield partial
+        partial.chmod(0o755)
+        partial.rename(out)
+    except BaseException:
+        shutil.rmtree(partial)
+        raise
 
 
 def _cut(pieces: Iterator[np.ndarray], shard_tokens: int) -> Iterator[tuple[int, np.ndarray]]:

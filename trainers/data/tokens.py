@@ -20,9 +20,16 @@ import msgspec
 import numpy as np
 
 from orchestrator.errors import DataUnusable
-from orchestrator.storage.addresses import StoredInput, address, is_copy, stored_input
+from orchestrator.storage.addresses import (
+    StoredInput,
+    address,
+    check_regular,
+    file_digest,
+    is_copy,
+    read_regular,
+    stored_input,
+)
 from orchestrator.values import codec
-from trainers.files import check_regular, file_digest, read_regular
 
 
 @dataclass(frozen=True)
@@ -76,9 +83,8 @@ def _read_manifest(path: Path) -> Manifest:
     try:
         manifest = codec.from_json(read_regular(path), Manifest)
     except OSError as error:
-        raise DataUnusable(
-            f"{address(path)}: no token set manifest can be read: {error.strerror}"
-        ) from error
+        fault = f"no token set manifest can be read: {error.strerror}"
+        raise DataUnusable(f"{address(path)}: {fault}") from error
     except msgspec.DecodeError as error:
         raise DataUnusable(f"{address(path)}: not a token set manifest: {error}") from error
     for shard in manifest.shards:
@@ -87,11 +93,9 @@ def _read_manifest(path: Path) -> Manifest:
             actual_bytes = check_regular(path.parent / shard.file)
         except OSError as error:
             raise DataUnusable(f"{where}: shard cannot be read: {error.strerror}") from error
-        expected_bytes = shard.tokens * manifest.wire_dtype.itemsize
-        if actual_bytes != expected_bytes:
-            raise DataUnusable(
-                f"{where}: {actual_bytes} bytes, against {expected_bytes} in the manifest"
-            )
+        expected = shard.tokens * manifest.wire_dtype.itemsize
+        if actual_bytes != expected:
+            raise DataUnusable(f"{where}: {actual_bytes} bytes, against {expected} in the manifest")
     return manifest
 
 

@@ -16,9 +16,16 @@ from safetensors import SafetensorError, safe_open
 
 from orchestrator.errors import DataUnusable, SpecError
 from orchestrator.network.published import PublishedWeight
-from orchestrator.storage.addresses import StoredInput, address, has_input, input_path, stored_input
+from orchestrator.storage.addresses import (
+    StoredInput,
+    address,
+    check_regular,
+    has_input,
+    input_path,
+    read_regular,
+    stored_input,
+)
 from trainers.contract import Program
-from trainers.files import check_regular, read_regular
 
 _Tree = dict[str, Any]
 Shape = tuple[int, ...]

@@ -28,7 +28,7 @@ from orchestrator.values.run import WeightsRequest, WeightsResult
 from trainers.checkpoint.objects import step_objects, stored_array
 from trainers.checkpoint.step_folders import StepFolders
 from trainers.contract import load
-from trainers.files import new_folder
+from trainers.data.pack import new_folder
 from trainers.huggingface import read
 from trainers.mesh import abstract_mesh_of
 
@@ -61,9 +61,8 @@ def write(request: WeightsRequest, plan: Plan) -> WeightsResult:
             total = sum(array.nbytes for array in arrays.values())
             index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(names.items()))}
             (folder / read.INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-        (folder / read.CONFIG).write_text(
-            json.dumps(request.config, indent=2) + "\n", encoding="utf-8"
-        )
+        config = json.dumps(request.config, indent=2) + "\n"
+        (folder / read.CONFIG).write_text(config, encoding="utf-8")
         for path in map(Path, request.copies):
             shutil.copyfile(path, folder / path.name)
     parameters = sum(prod(shape) for shape in shapes.values())

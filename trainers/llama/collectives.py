@@ -6,7 +6,7 @@ transpose of a gather is a reduce-scatter, and gradients from other chips are ad
 Every operation names the ledger's line that prices it (`line`): a collective by its axes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -192,9 +192,14 @@ def reduce_gradients(gradients: _Leaves, shardings: _Shardings, wire: Any) -> _L
 
 def replicated_axes(sharding: P) -> tuple[str, ...]:
     """The axes, among those of one copy of all parameters, over which this one is repeated."""
-    named = [(names,) if isinstance(names, str) else names or () for names in sharding]
-    split = {name for names in named for name in names}
+    split = axes_of(sharding)
     return tuple(axis for axis in COPY if axis not in split)
+
+
+def axes_of(entries: Iterable[Any]) -> tuple[str, ...]:
+    """The mesh axes in entries of a sharding: None, a name, or several names."""
+    named = [(entry,) if isinstance(entry, str) else entry or () for entry in entries]
+    return tuple(name for names in named for name in names)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))

@@ -52,7 +52,6 @@ def _own_rows(table: jax.Array, words: jax.Array) -> tuple[jax.Array, jax.Array]
     return jnp.where(is_own, rows, 0), is_own
 
 
-_ATTENTION = "attention"
 # The forward pass of cuDNN attention: the log-sum-exp among its results cannot be named.
 _CUDNN_FORWARD = "dot_product_attention_fwd_wrapper"
 
@@ -134,7 +133,7 @@ def _pattern_of_blocks(
 
     def stays(primitive: Any, *operands: Any, **options: Any) -> Any:
         if primitive.name == _CUDNN_FORWARD:
-            return not remat.recomputes(_ATTENTION)
+            return not remat.recomputes("attention")
         return by_name(primitive, *operands, **options)
 
     def step(x: jax.Array, repeat: list[Parameters]) -> tuple[jax.Array, list[Routed]]:

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from orchestrator.network.mesh_axes import GATHERED_AXES
 from orchestrator.network.mlp import BALANCE_BIAS
 from orchestrator.values.plan import Plan
-from trainers.llama.collectives import COPY, all_reduce, replicated_axes
+from trainers.llama.collectives import COPY, all_reduce, axes_of, replicated_axes
 from trainers.llama.parameters import DTYPES, Parameter, Parameters, leaves, matrices, shardings
 
 _Tree = Any
@@ -131,12 +131,14 @@ class _Moments(NamedTuple):
     columns: Parameters
 
 
-class _Shape(NamedTuple):
+class _Shape:
     """A leaf's dimensions: the gathered one, the others of its matrix, and where each is split."""
 
-    row: tuple[int, ...]
-    columns: tuple[int, ...]
-    leaf: Parameter
+    def __init__(self, leaf: Parameter) -> None:
+        dimensions, self.leaf = list(enumerate(leaf.axes)), leaf
+        self.row = tuple(i for i, axis in dimensions if axis in GATHERED_AXES)
+        inside = [i for i, axis in dimensions if axis not in _STACKED]
+        self.columns = tuple(i for i in inside if i not in self.row)
 
     def without(self, dimensions: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(size for i, size in enumerate(self.leaf.shape) if i not in dimensions)
@@ -146,33 +148,22 @@ class _Shape(NamedTuple):
 
     def mean(self, x: jax.Array, dimensions: tuple[int, ...]) -> jax.Array:
         """The mean over dimensions of all chips' shards, which stay as dimensions of one."""
-        entries = [self.leaf.sharding[i] for i in dimensions]
-        named = [(entry,) if isinstance(entry, str) else entry or () for entry in entries]
-        axes = tuple(axis for axes in named for axis in axes)
         total = jnp.sum(x, axis=dimensions, keepdims=True)
-        if axes:
+        if axes := axes_of(self.leaf.sharding[i] for i in dimensions):
             total = all_reduce(total, axes)
         return total / prod(self.leaf.filled[i] for i in dimensions)
-
-
-def _shape_of(leaf: Parameter) -> _Shape:
-    row = tuple(i for i, axis in enumerate(leaf.axes) if axis in GATHERED_AXES)
-    others = (i for i, axis in enumerate(leaf.axes) if axis not in _STACKED and i not in row)
-    return _Shape(row, tuple(others), leaf)
 
 
 def _moments(plan: Plan, steps: Any, made: Callable[[_Shape, tuple[int, ...]], Any]) -> _Moments:
     """Moments of which `made` makes each, without the dimensions that it is the mean over."""
 
-    def rows(leaf: Parameter) -> Any:
-        shape = _shape_of(leaf)
-        return made(shape, shape.columns if leaf.is_matrix else ())
+    def rows(shape: _Shape) -> Any:
+        return made(shape, shape.columns if shape.leaf.is_matrix else ())
 
-    def columns(leaf: Parameter) -> Any:
-        shape = _shape_of(leaf)
-        return made(shape, shape.row if leaf.is_matrix else tuple(range(len(leaf.shape))))
+    def columns(shape: _Shape) -> Any:
+        return made(shape, shape.row if shape.leaf.is_matrix else (*range(len(shape.leaf.shape)),))
 
-    tree = leaves(plan.model, plan.mesh)
+    tree = jax.tree.map(_Shape, leaves(plan.model, plan.mesh))
     return _Moments(steps, jax.tree.map(rows, tree), jax.tree.map(columns, tree))
 
 
@@ -182,7 +173,7 @@ def _adafactor_changes(
     """What a step adds to the parameters, and the moments after it."""
     decay = 1 - (state.steps + 1).astype(jnp.float32) ** -_DECAY_EXPONENT
     changed = jax.tree.map(
-        lambda leaf, *arrays: _change(_shape_of(leaf), decay, *arrays),
+        lambda leaf, *arrays: _change(_Shape(leaf), decay, *arrays),
         leaves(plan.model, plan.mesh),
         gradients,
         state.rows,

@@ -24,7 +24,16 @@ SHARDINGS = {"into": P(None, "tensor"), "out": P("tensor")}  # [length, d_ff], [
 
 
 def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
-    initial = partial(_initial_state, plan)
+    rows, length, width = plan.batch.sequences, plan.batch.length, plan.model.d_ff
+
+    def initial(seed: jax.Array) -> State:
+        into, out = jax.random.split(jax.random.key(seed))
+        weights = {
+            "into": jax.random.normal(into, (length, width)) * length**-0.5,
+            "out": jax.random.normal(out, (width,)) * width**-0.5,
+        }
+        return {"step": jnp.int32(0), "weights": weights, "moments": optax.adam(0.0).init(weights)}
+
     shapes = jax.eval_shape(initial, 0)
     moments = optax.tree.map_params(
         optax.adam(0.0),
@@ -35,7 +44,6 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
     )
     specs = {"step": P(), "weights": SHARDINGS, "moments": moments}
     state = jax.tree.map(partial(_placed, mesh), shapes, specs)
-    rows, length = plan.batch.sequences, plan.batch.length
     batch = {
         "words": jax.ShapeDtypeStruct((rows, length), jnp.float32),
         "next": jax.ShapeDtypeStruct((rows,), jnp.float32),
@@ -51,7 +59,7 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
         step=jax.jit(_step, donate_argnums=0, out_shardings=(shardings, NamedSharding(mesh, P()))),
         learning_rate=lambda _: plan.optimizer.peak_lr,
         # Forward and backward matmuls. Words are data: nothing goes back to them.
-        model_flops_per_step=float(rows * (4 * length + 6) * plan.model.d_ff),
+        model_flops_per_step=float(rows * (4 * length + 6) * width),
     )
 
 
@@ -60,27 +68,16 @@ def _arrange(plan: Plan, tokens: np.ndarray) -> dict[str, np.ndarray]:
     return {"words": numbers[:, :-1], "next": numbers[:, -1]}
 
 
-def _initial_state(plan: Plan, seed: jax.Array) -> State:
-    into, out = jax.random.split(jax.random.key(seed))
-    length, width = plan.batch.length, plan.model.d_ff
-    weights = {
-        "into": jax.random.normal(into, (length, width)) * length**-0.5,
-        "out": jax.random.normal(out, (width,)) * width**-0.5,
-    }
-    return {"step": jnp.int32(0), "weights": weights, "moments": optax.adam(0.0).init(weights)}
-
-
 def _placed(mesh: Mesh | AbstractMesh, leaf: Any, spec: P) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
 
 
-def _loss(weights: State, batch: State) -> jax.Array:
-    hidden = jax.nn.gelu(batch["words"] @ weights["into"])
-    return jnp.mean((hidden @ weights["out"] - batch["next"]) ** 2)
-
-
 def _step(state: State, batch: State, rate: jax.Array) -> tuple[State, dict[str, jax.Array]]:
-    loss, gradients = jax.value_and_grad(_loss)(state["weights"], batch)
+    def mean_square(weights: State) -> jax.Array:
+        hidden = jax.nn.gelu(batch["words"] @ weights["into"])
+        return jnp.mean((hidden @ weights["out"] - batch["next"]) ** 2)
+
+    loss, gradients = jax.value_and_grad(mean_square)(state["weights"])
     changes, moments = optax.adam(rate).update(gradients, state["moments"])
     weights = optax.apply_updates(state["weights"], changes)
     metrics = {"loss": loss, "grad_norm": optax.tree.norm(gradients), "learning_rate": rate}
