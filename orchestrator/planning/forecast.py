@@ -213,10 +213,8 @@ def step_bounds(layout: Training, lines: list[plan.LedgerLine], time: StepTime) 
 
 
 def _efficiency_of(layout: Training) -> catalog.Efficiency | None:
-    """Return what published runs on such chips in that type reach, or None without such runs."""
-    if layout.precision.compute != layout.activation_type:
-        return None
-    return catalog.efficiency(layout.chip.name)
+    """Return what published runs on such chips reach, or None without such runs."""
+    return catalog.efficiency(layout.chip.name, layout.precision.compute)
 
 
 def extrapolated(

@@ -113,7 +113,7 @@ def _least(rows: Ints, values: Floats | Ints, within: float = 0.0) -> Ints:
 
 def expected_s_of(layout: Training) -> Floats:
     """Return the expected seconds per token of layouts; 1 where no run on such chips is known."""
-    efficiency = catalog.efficiency(layout.chip.name)
+    efficiency = catalog.efficiency(layout.chip.name, layout.precision.compute)
     if efficiency is None:
         return np.ones(len(layout.sequences))
     lines = time_lines(layout)

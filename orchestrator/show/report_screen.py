@@ -341,8 +341,9 @@ def score_screen(score: "Score", next_command: str) -> ui.Screen:
     }
     # The errors of the model, those of mixtures of experts apart, and a simple baseline's.
     named = {"this model": summary}
-    if score.mixtures.rows:
-        named |= {"dense models": score.dense, "mixtures of experts": score.mixtures}
+    apart = {"mixtures of experts": score.mixtures, "dense in int8 or fp8": score.quantized}
+    if known := {label: part for label, part in apart.items() if part.rows}:
+        named |= {"dense models": score.dense} | known
     columns = ("median", "mean", "p90", "worst")
     totals: list[ui.Row] = [("error", "runs", *columns)]
     for label, part in named.items():

@@ -31,8 +31,8 @@ LineKind = Literal[
     "kv_scatter", "expert_exchange", "expert_gather", "expert_scatter", "gradient_reduction",
     "latency",
     # seconds that only measured runs show
-    "exposed_gathers", "exposed_tensor", "serial_collectives", "slice_wait", "busiest_resource",
-    "layers", "outside_layers",
+    "row_moves", "exposed_gathers", "exposed_tensor", "serial_collectives", "slice_wait",
+    "busiest_resource", "layers", "outside_layers",
 ]  # fmt: skip
 ATTENTION_LINES: tuple[LineKind, ...] = ("attention", "attention_recompute")  # what kernels run
 
