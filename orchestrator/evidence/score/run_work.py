@@ -193,14 +193,11 @@ MASKS = "dispatch by matmuls"
 
 
 def evaluation_share(run: PublishedRun, layout: Training) -> float:
-    """Return the work of the evaluation in a row's seconds, over that of its training."""
-    forward = flops.blocks_forward_flops(layout) + flops.attention_forward_flops(layout)
-    repeated = flops.blocks_recompute_flops(layout) + flops.attention_recompute_flops(layout)
-    head = flops.unembedding_forward_flops(layout)
-    passes = 1 + flops.BACKWARD_OVER_FORWARD
-    training = passes * (flops.blocks_forward_flops(layout) + head) + repeated
-    training += flops.attention_forward_flops(layout) + flops.attention_backward_flops(layout)
-    return run.evaluated * float((forward + head) / training)
+    """Return the time of the evaluation in a row's seconds, over that of its training: one pass of
+    as many as training makes.
+    """
+    again = flops.blocks_recompute_flops(layout) / flops.blocks_forward_flops(layout)
+    return run.evaluated / float(1 + flops.BACKWARD_OVER_FORWARD + again)
 
 
 def experts_as_run(
