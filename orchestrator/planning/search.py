@@ -28,7 +28,7 @@ from orchestrator.planning.feasibility import (
     usable_axes,
 )
 from orchestrator.planning.layout import Number, Training
-from orchestrator.planning.step_work import transfers
+from orchestrator.planning.step_work import never_hidden_s, transfers
 from orchestrator.planning.time import step_time, time_lines
 from orchestrator.planning.torus import (
     NO_LINKS,
@@ -185,6 +185,7 @@ class Candidates:
     lower_s_per_token: Floats
     unoverlapped_s_per_token: Floats
     hidden_s_per_token: Floats
+    never_hidden_s_per_token: Floats
     policies: tuple[rematerialization.Policy, ...]
 
     def __len__(self) -> int:
@@ -194,7 +195,7 @@ class Candidates:
     def cost_s_per_token(self) -> Floats:
         """The mean of the lower and the unoverlapped time: the first criterion of the ranking."""
         overlapping = self.unoverlapped_s_per_token - self.hidden_s_per_token
-        return (self.lower_s_per_token + overlapping) / 2
+        return (self.lower_s_per_token + overlapping) / 2 + self.never_hidden_s_per_token
 
     @property
     def offloads(self) -> Bools:
@@ -402,7 +403,8 @@ def price_layouts(
     layout: Training, factors: Ints, remat: Ints, policies: tuple[rematerialization.Policy, ...]
 ) -> Candidates:
     """Return the cost of each row per token of the batch."""
-    time = step_time(layout, time_lines(layout))
+    lines = time_lines(layout)
+    time = step_time(layout, lines)
     tokens = layout.sequences * layout.length
     return Candidates(
         factors,
@@ -412,5 +414,6 @@ def price_layouts(
         time.lower_s / tokens,
         time.unoverlapped_s / tokens,
         transfers(layout).hidden_s() / tokens,
+        never_hidden_s(layout, lines) / tokens,
         policies,
     )

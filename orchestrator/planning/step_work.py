@@ -12,6 +12,7 @@ from math import prod
 import numpy as np
 
 from orchestrator.catalog.chips import Chip
+from orchestrator.catalog.published import shared_efficiency
 from orchestrator.network.description import (
     MLP,
     Attention,
@@ -162,6 +163,15 @@ def step_work(layout: Training, lines: list[LedgerLine]) -> StepWork:
         reductions_by_layer=layout.network.layers * crosses(layout),
         slices=layout.devices_along(DCN_AXES),
     )
+
+
+def never_hidden_s(layout: Training, lines: list[LedgerLine]) -> Number:
+    """Seconds that the mean of the lower and the unoverlapped time leaves out: the passes between
+    matmuls, the moves of rows, and the other half of exchanges that nothing hides.
+    """
+    whole_s = _total(line.value - line.serial_s for line in lines if line.kind in _WHOLE)
+    moves_s = row_moves(layout) * shared_efficiency("row_move_s").value
+    return pass_bytes(layout) / hbm_rate(layout) + moves_s + whole_s / 2
 
 
 def _total(seconds: Iterable[Number]) -> Number:
