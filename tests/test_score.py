@@ -61,6 +61,20 @@ def test_held_out_documents_reach_the_goals(scores: dict[str, Score]) -> None:
     assert summary.median_abs_error < summary.baseline_median_abs_error / 2
 
 
+def test_mixtures_and_narrow_types_reach_the_goals(scores: dict[str, Score]) -> None:
+    """With their document left out: what was refuted on runs that nothing had seen."""
+    left_out = scores[score_table.DOCUMENTS]
+    for part, rows, median, p90 in (
+        (left_out.mixtures, 15, 0.09, 0.20),
+        (left_out.quantized, 11, 0.08, 0.20),
+    ):
+        assert part.rows >= rows
+        assert (part.median_abs_error or 1) <= median
+        assert (part.p90_abs_error or 1) <= p90
+        assert (part.inside_interval or 0) >= 0.70
+        assert part.below_lower_bound == 0
+
+
 def test_software_left_out_reaches_the_goals(scores: dict[str, Score]) -> None:
     """For all runs, and for those of other software alone; 75 to 90 % of these are inside."""
     left_out = scores[score_table.SOFTWARE]

@@ -1,19 +1,26 @@
-"""Published runs of mixtures of experts, by constants that were learned from dense models alone."""
+"""Published runs of mixtures of experts, and of products in int8 and fp8."""
 
 from dataclasses import replace
 from statistics import median
 
 import pytest
 
+from orchestrator import catalog
+from orchestrator.catalog.published import UNKNOWN_TYPE
 from orchestrator.evidence.score.evaluate import (
-    _folds,
     _published,
-    _published_mixtures,
+    _published_others,
     with_catalog_constants,
 )
-from orchestrator.evidence.score.learn import by_document
-from orchestrator.evidence.score.published_runs import MIXTURES, Unscorable, read, run_of
-from orchestrator.evidence.score.samples import _lay_out
+from orchestrator.evidence.score.learn import learn
+from orchestrator.evidence.score.published_runs import (
+    MIXTURES,
+    QUANTIZED,
+    Unscorable,
+    read,
+    run_of,
+)
+from orchestrator.evidence.score.samples import _lay_out, samples
 from orchestrator.network.decoder import decoder
 from orchestrator.values.model import LatentDimensions, MixtureOfExperts
 
@@ -23,7 +30,7 @@ ROWS = {row["id"]: row for row in read(MIXTURES)}
 def test_mixtures_are_near_their_measured_steps() -> None:
     """Half of them within 5 %, and none is faster than its lower bound."""
     score = with_catalog_constants(MIXTURES)
-    assert len(score.rows) == 7
+    assert len(score.rows) == 15
     assert median(abs(row.error) for row in score.rows) < 0.05
     assert score.summary.below_lower_bound == 0
     assert score.mixtures == replace(score.summary, left_out=0)
@@ -35,19 +42,22 @@ def test_the_default_score_has_mixtures_apart() -> None:
     score = with_catalog_constants()
     found = {row.id for row in score.rows if row.mixture}
     assert found == {row.id for row in with_catalog_constants(MIXTURES).rows}
-    assert score.dense.rows == score.summary.rows - 7
+    assert score.dense.rows == score.summary.rows - 15 - score.quantized.rows
     assert not ROWS.keys() & {sample.run.id for sample in _published()[0]}
     assert not any(sample.run.model.moe for sample in _published()[0])  # nothing learned from them
 
 
-def test_left_out_mixtures_are_scored_by_dense_rows_alone() -> None:
-    """By documents that they share none of: one more set of constants, from all dense rows."""
-    dense, mixtures = _published()[0][:6], _published_mixtures()[0]
-    found = list(_folds([*dense, *mixtures], dense, by_document))
-    assert sum(len(test) for _, test in found) == len(dense) + len(mixtures)
-    for train, test in found:
-        assert not any(sample.run.model.moe for sample in train)
-        assert {*map(by_document, train)}.isdisjoint(map(by_document, test))
+def test_mixtures_decide_about_nothing_that_dense_rows_show() -> None:
+    """The constants that they share are the same to the last digit with mixtures and without."""
+    dense = [sample for sample in _published()[0] if sample.run.chip in {"v5p", "v6e"}]
+    mixtures = [s for s in _published_others()[0] if s.run.chip in {"v5p", "v6e"}]
+    alone, together = learn(dense), learn([*dense, *mixtures])
+    assert alone.matmul == together.matmul
+    new = {"row_move_s", "bias_row_s", "mask_products"}
+    assert {name for name, value in alone.shared.items() if value != together.shared[name]} <= new
+    assert alone.shared["row_move_s"] != together.shared["row_move_s"]
+    assert not alone.quantized
+    assert together.quantized.keys() == {"v5p-int8", "v6e-int8"}
 
 
 def test_latent_attention_is_read() -> None:
@@ -132,3 +142,43 @@ def test_what_a_row_does_not_state_is_not_guessed(name: str, change: dict[str, s
     """A capacity, sizes of latents, and pipeline stages that plans do not have."""
     with pytest.raises(Unscorable):
         run_of(ROWS[name] | change)
+
+
+def test_every_row_of_an_expert_is_moved() -> None:
+    """Qwen3-235B on a device of 16 sequences: there and back, twice, and there again."""
+    [sample], _ = samples([ROWS["moe_tpu7x256_qwen3-235b"]])
+    assert float(sample.todo.row_moves) == 16 * 4096 * 8 * 94 * 5
+    [masked], _ = samples([ROWS["moe_v6e256_mixtral-8x7b"]])
+    assert float(masked.todo.row_moves) == 0  # products with masks take their place
+    assert masked.masks_s > 0
+
+
+def test_biases_of_experts_are_rows_too() -> None:
+    """gpt-oss adds three to each row of an expert; other models none."""
+    [sample], _ = samples([ROWS["moe_tpu7x64_gpt-oss-120b_w"]])
+    assert sample.bias_rows == 3 * 4 * 36 * 10 * 8192
+    [without], _ = samples([ROWS["moe_tpu7x256_qwen3-235b"]])
+    assert without.bias_rows == 0
+
+
+def test_an_evaluation_in_a_rows_seconds_is_taken_out() -> None:
+    """A forward pass for each sequence is a quarter of a step that makes all of it again."""
+    rows = {row["id"]: row for row in read(QUANTIZED)}
+    row = rows["mlperf_v6e_1024_gpt3-175b"]
+    [sample], _ = samples([row])
+    assert sample.run.compute == "int8"
+    assert 10.734 / sample.measured_s - 1 == pytest.approx(0.25 * 24_567 / 24_576, abs=0.02)
+    [stated], _ = samples([row | {"notes": ""}])
+    assert stated.measured_s == 10.734
+
+
+def test_a_narrow_type_has_a_share_of_its_own() -> None:
+    """Where no run of the chip is in that type, its share in bf16, and nobody knows how near."""
+    known, narrow = catalog.efficiency("v6e"), catalog.efficiency("v6e", "int8")
+    unknown = catalog.efficiency("v6e", "fp8")
+    assert known is not None
+    assert narrow is not None
+    assert unknown is not None
+    assert narrow.matmul.rows != known.matmul.rows
+    assert unknown.matmul.value == known.matmul.value
+    assert unknown.matmul.unsure == UNKNOWN_TYPE

@@ -44,10 +44,15 @@ class Efficiency(Value):
     the half width of the 80 % interval, as the logarithm of a factor, for all but REFERENCE.
     `ranges` are those of the published runs, by the axes of `plan.extrapolation`.
 
-    The others apply only to published runs. The older kernel reaches `flash_attention` of the peak
-    with a head of 128. A figure that averages a whole run has `run_overhead_s` more than a steady
-    step, and `run_share` of it is outside of steps. `software` adds a share to the step of
-    REFERENCE; OTHER is for software without runs. `reference_spread` is the spread for REFERENCE.
+    Each row of an expert that a device moves takes `row_move_s`; `mixture_spread` is the spread for
+    mixtures.
+
+    The others apply only to published runs. Experts' biases take `bias_row_s` for each row, and
+    products with masks of rows `mask_products` of the time of others. The older kernel reaches
+    `flash_attention` of the peak with a head of 128. A figure that averages a whole run has
+    `run_overhead_s` more than a steady step, and `run_share` of it is outside of steps. `software`
+    adds a share to the step of REFERENCE; OTHER is for software without runs. `reference_spread` is
+    the spread for REFERENCE.
     """
 
     matmul: LearnedConstant
@@ -61,21 +66,35 @@ class Efficiency(Value):
     run_overhead_s: LearnedConstant
     run_share: LearnedConstant
     reference_spread: LearnedConstant
+    row_move_s: LearnedConstant
+    mixture_spread: LearnedConstant
+    bias_row_s: LearnedConstant
+    mask_products: LearnedConstant
     software: Mapping[str, LearnedConstant] = field(default_factory=dict)
     ranges: Mapping[str, Range] = field(default_factory=dict)
 
 
+# How far the share of a narrower type is from that of bf16, where no run of the chip shows it.
+UNKNOWN_TYPE = 0.15
+
+
 @cache
-def efficiency(chip: str) -> Efficiency | None:
-    """Return what that kind of chip reaches; None where no run of it was ever published here."""
+def efficiency(chip: str, compute: str = "bf16") -> Efficiency | None:
+    """Return what that kind of chip reaches where products are in that type; None where no run of
+    it was ever published here.
+    """
     learned = table(_LEARNED)
     if chip not in learned["matmul"]:
         return None
+    matmul = learned["matmul"][chip]
+    if compute in {"int8", "fp8"}:
+        unknown = matmul | {"unsure": UNKNOWN_TYPE, "rows": ()}
+        matmul = learned["quantized"].get(f"{chip}-{compute}", unknown)
     # The ranges of all runs, and that of chips among the runs of that kind.
     ranges = {**learned["range"], "chips": learned["range"]["chips"][chip]}
     content = {
         **learned["shared"],
-        "matmul": learned["matmul"][chip],
+        "matmul": matmul,
         "software": learned["software"],
         "ranges": {axis: {"low": low, "high": high} for axis, (low, high) in ranges.items()},
     }

@@ -269,7 +269,7 @@ def _chip_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
     made = _write(
         plan, layout, lines, was.step_s.lower, bound, inputs, was.dollars_per_chip_hour, hidden_s
     )
-    return replace(made, hidden_s=was.hidden_s)
+    return replace(made, hidden_s=was.hidden_s, never_hidden_s=was.never_hidden_s)
 
 
 def _timing_of(profile: ChipProfile, operation: Operation, plan: Plan) -> Timing:

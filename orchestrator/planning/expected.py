@@ -30,6 +30,7 @@ _NAMES: dict[LineKind, str] = {
     "attention": "attention",
     "weight_traffic": "weights and optimizer",
     "elementwise": "between matmuls",
+    "row_moves": "moving rows of experts",
     "offload": "exposed transfers to the host",
     "exposed_gathers": "exposed gathers",
     "exposed_tensor": "exposed tensor",
@@ -65,6 +66,7 @@ def _own_step_parts(work: StepWork, efficiency: Efficiency) -> dict[LineKind, Nu
         "attention": work.attention_s / efficiency.attention.value,
         "weight_traffic": work.hbm_s,
         "elementwise": work.passes_s,
+        "row_moves": work.row_moves * efficiency.row_move_s.value,
         "offload": work.host.exposed_s(*_pace(work, efficiency)),
     }
 
@@ -96,10 +98,18 @@ def skew_share(work: StepWork, own_s: Number) -> Number:
 
 
 def expected_s(
-    layout: Training, lines: list[LedgerLine], time: StepTime, efficiency: Efficiency
+    layout: Training,
+    lines: list[LedgerLine],
+    time: StepTime,
+    efficiency: Efficiency,
+    work: StepWork | None = None,
 ) -> Number:
-    """Seconds of a step: all parts, or the lower bound where a single resource takes longer."""
-    return np.maximum(sum(_step_parts(step_work(layout, lines), efficiency).values()), time.lower_s)
+    """Seconds of a step: all parts, or the lower bound where a single resource takes longer.
+
+    `work` is that of the layout, where it is known already.
+    """
+    parts = _step_parts(work or step_work(layout, lines), efficiency)
+    return np.maximum(sum(parts.values()), time.lower_s)
 
 
 def expected_lines(
@@ -117,6 +127,9 @@ def expected_lines(
         ),
         "weight_traffic": ("peak", {"peak": work.hbm_s}),
         "elementwise": ("bytes / rate", {"bytes": pass_bytes(layout), "rate": hbm_rate(layout)}),
+        "row_moves": (
+            "moves * move", {"moves": work.row_moves, "move": efficiency.row_move_s.value}
+        ),
         "offload": (
             "2 * way - hidden",
             {"way": work.host.one_way_s, "hidden": work.host.hidden_s(*_pace(work, efficiency))},
@@ -230,17 +243,22 @@ def extrapolations(
 
 
 def interval(
-    layout: Training, lines: list[LedgerLine], time: StepTime, efficiency: Efficiency
+    layout: Training,
+    lines: list[LedgerLine],
+    time: StepTime,
+    efficiency: Efficiency,
+    work: StepWork | None = None,
 ) -> tuple[float, float]:
     """The 80 % prediction interval; never below the bound.
 
     Runs scatter and constants are unsure independently. What no run shows is there or gone as a
     whole, on top of that.
     """
-    expected = float(expected_s(layout, lines, time, efficiency))
-    work = step_work(layout, lines)
+    work = work or step_work(layout, lines)
+    expected = float(expected_s(layout, lines, time, efficiency, work))
     values = axis_values(layout, work, expected)
-    scatter = hypot(expm1(efficiency.spread.value), deviation(work, efficiency))
+    spread = efficiency.mixture_spread if layout.model.moe else efficiency.spread
+    scatter = hypot(expm1(spread.value), deviation(work, efficiency))
     factor = 1 + scatter + unseen(work, values, efficiency)
     return max(expected / factor, float(time.lower_s)), expected * factor
 
@@ -251,7 +269,9 @@ def deviation(work: StepWork, efficiency: Efficiency) -> float:
     waits = work.reductions * efficiency.slice_wait_s.value * efficiency.slice_wait_s.unsure
     hops = work.hops * efficiency.slice_hop_s.value * efficiency.slice_hop_s.unsure
     deviations_s = (
+        efficiency.matmul.unsure * parts["matmul"],
         efficiency.attention.unsure * parts["attention"],
+        efficiency.row_move_s.unsure * parts["row_moves"],
         efficiency.exposed_gathers.unsure * parts["exposed_gathers"],
         efficiency.exposed_tensor.unsure * parts["exposed_tensor"],
         seen * float(waits),

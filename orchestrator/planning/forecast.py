@@ -22,7 +22,13 @@ from orchestrator.planning.expected import (
 )
 from orchestrator.planning.layout import Training
 from orchestrator.planning.memory import phases
-from orchestrator.planning.step_work import host_bytes, host_limit_bytes, step_work, transfers
+from orchestrator.planning.step_work import (
+    host_bytes,
+    host_limit_bytes,
+    never_hidden_s,
+    step_work,
+    transfers,
+)
 from orchestrator.planning.time import StepTime, device_peak, math_lines, step_time, time_lines
 from orchestrator.values import plan
 from orchestrator.values.goodput import EvaluationCost, GoodputForecast, GoodputInputs
@@ -70,6 +76,7 @@ def forecast(layout: Training, spec: Spec) -> plan.Forecast:
         time=_plain_lines(lines),
         step_s=step_s,
         hidden_s=float(transfers(layout).hidden_s()),
+        never_hidden_s=float(never_hidden_s(layout, lines)),
         bottleneck=(ordered[0], first / second - 1 if second else 0.0),
         expected_time=_plain_lines(expected),
         extrapolated=extrapolated(layout, lines, step_s),
@@ -91,6 +98,7 @@ def write_forecast(
     time: tuple[plan.LedgerLine, ...],
     step_s: plan.Estimate,
     hidden_s: float = 0.0,
+    never_hidden_s: float = 0.0,
     bottleneck: tuple[str, float],
     expected_time: tuple[plan.LedgerLine, ...],
     extrapolated: tuple[plan.Extrapolation, ...] = (),
@@ -120,6 +128,7 @@ def write_forecast(
         time=time,
         step_s=step_s,
         hidden_s=hidden_s,
+        never_hidden_s=never_hidden_s,
         bound=bottleneck[0],
         bound_by=bottleneck[1],
         peak_flops_per_s=device_peak(layout),
@@ -208,10 +217,8 @@ def step_bounds(layout: Training, lines: list[plan.LedgerLine], time: StepTime) 
 
 
 def _efficiency_of(layout: Training) -> catalog.Efficiency | None:
-    """Return what published runs on such chips in that type reach, or None without such runs."""
-    if layout.precision.compute != layout.activation_type:
-        return None
-    return catalog.efficiency(layout.chip.name)
+    """Return what published runs on such chips reach, or None without such runs."""
+    return catalog.efficiency(layout.chip.name, layout.precision.compute)
 
 
 def extrapolated(

@@ -9,7 +9,7 @@ the cost of a way that is priced already, of the same slice. Three things keep s
 being chosen. (1) The bound is below every way to run it: treatments without cost undercut every
 policy, the best links of its placements undercut each of them, and more microbatches than the
 fewest that may fit save at most BOUND_SLACK. (2) The ranking chooses no candidate whose cost is
-beyond (1 + TIE) x (1 + OFFLOAD_GAIN) times the lowest of its slice. (3) `best` only falls as more
+beyond 1 + SURE_WITHIN times the lowest of its slice. (3) `best` only falls as more
 is priced. So what is priced in the end holds every contender of `ranking`, and in the order of the
 slice's own search: both choose alike (tests/test_offers.py compares them).
 """
@@ -32,7 +32,7 @@ from orchestrator.planning.feasibility import (
 )
 from orchestrator.planning.layout import Number, Training
 from orchestrator.planning.memory import peak_bytes
-from orchestrator.planning.ranking import OFFLOAD_GAIN, TIE, contenders, expected_s_of, pick
+from orchestrator.planning.ranking import SURE_WITHIN, contenders, expected_s_of, pick
 from orchestrator.planning.time import step_time, time_lines
 from orchestrator.planning.torus import (
     NO_LINKS,
@@ -115,7 +115,7 @@ _COLUMNS_AT_ONCE = 400  # meshes with microbatches, each of which is priced unde
 _MOST_KEYS = (2, 6, 24, 1_000_000)  # meshes of each slice that are priced, round by round
 # More microbatches may save padding of gradients, most of all in small models.
 _BOUND_SLACK = 0.02
-_REACH = (1 + TIE) * (1 + OFFLOAD_GAIN) / (1 - _BOUND_SLACK)
+_REACH = (1 + SURE_WITHIN) / (1 - _BOUND_SLACK)
 
 
 class _FreePolicy:
@@ -315,15 +315,13 @@ class _SlicesSearch:
         ))  # fmt: skip
         candidates, rows = candidates.rows(order), rows[order]
         slices = self.slice_of_row[rows]
-        best = {
-            int(i): contenders(self.requests[i], candidates, slices == i) for i in np.unique(slices)
-        }
+        best = {int(i): contenders(candidates, slices == i) for i in np.unique(slices)}
         every = np.concatenate(list(best.values()))
         expected = np.full(len(rows), np.nan)
         microbatches, remat = candidates.microbatches[every], candidates.remat[every]
         layout = self.layout_of_rows(rows[every], microbatches, self.treated[remat])
         expected[every] = expected_s_of(layout)
         return {
-            i: candidates.choice(pick(candidates, places, expected[places]))
+            i: candidates.choice(pick(self.requests[i], candidates, places, expected[places]))
             for i, places in best.items()
         }

@@ -27,7 +27,7 @@ from orchestrator.planning.feasibility import (
     usable_axes,
 )
 from orchestrator.planning.layout import Number, Training
-from orchestrator.planning.step_work import transfers
+from orchestrator.planning.step_work import never_hidden_s, transfers
 from orchestrator.planning.time import step_time, time_lines
 from orchestrator.planning.torus import (
     NO_LINKS,
@@ -172,7 +172,8 @@ class Candidates:
     """Ways to run, one per row: factors of the placement, what runs there, and what it costs.
 
     `remat` is a place in `policies`. The cost is the first criterion of the ranking: the mean of
-    the lower and the unoverlapped time, this without transfers to the host that computation hides.
+    the lower and the unoverlapped time, this without transfers to the host that computation hides,
+    and what nothing hides.
     """
 
     factors: Ints
@@ -385,8 +386,9 @@ def price_layouts(
     layout: Training, factors: Ints, remat: Ints, policies: tuple[rematerialization.Policy, ...]
 ) -> Candidates:
     """Return the cost of each row per token of the batch."""
-    time = step_time(layout, time_lines(layout))
+    lines = time_lines(layout)
+    time = step_time(layout, lines)
     tokens = layout.sequences * layout.length
-    unhidden_s = time.unoverlapped_s / tokens - transfers(layout).hidden_s() / tokens
-    cost = (time.lower_s / tokens + unhidden_s) / 2
+    unhidden_s = time.unoverlapped_s - transfers(layout).hidden_s()
+    cost = ((time.lower_s + unhidden_s) / 2 + never_hidden_s(layout, lines)) / tokens
     return Candidates(factors, layout.sequences, layout.microbatches, remat, cost, policies)

@@ -12,7 +12,15 @@ from math import prod
 import numpy as np
 
 from orchestrator.catalog.chips import Chip
-from orchestrator.network.description import MLP, Block, LatentAttention, Mixture
+from orchestrator.catalog.published import shared_efficiency
+from orchestrator.network.description import (
+    MLP,
+    Attention,
+    Block,
+    LatentAttention,
+    Mixture,
+    Tensor,
+)
 from orchestrator.network.mesh_axes import DCN_AXES, EXPERT_EXCHANGES, GROUPS, SHARED_OVER_DCN
 from orchestrator.planning import flops
 from orchestrator.planning.layout import Layout, Number, Training, whole
@@ -85,6 +93,11 @@ FORWARD_AND_BACKWARD = 3  # passes over activations; one more where the policy r
 _NORM_TOUCHES, _ADDITION_TOUCHES, _ROTATION_TOUCHES = 2, 3, 2
 # A row of an expert is read and written on its way there and on its way back, and read for the sum.
 _ROUTED_TOUCHES = 5
+# A step moves each row of an expert to its expert and back, forward and backward; and once more to
+# its expert where the policy repeats the MLP's first products.
+_ROW_MOVES = 4
+# A quantized operand of a product: read for its largest number, read again, written in one byte.
+_QUANTIZED_BYTES = 2 + 2 + 1
 # fp32 logits: written; read for the largest and for the sum; read and written as their gradient;
 # read for both matmuls of the backward pass.
 _LOGITS_TOUCHES, _LOGITS_BYTES = 7, 4
@@ -98,13 +111,15 @@ class StepWork:
     peak rates, links at the rate that they reach. `gathers_s` of weights and gradients can run
     behind the layers before and after, `dcn_s` likewise between slices; matmuls wait for
     `tensor_s`, all but the part that they send piece by piece; nothing overlaps `serial_s`.
-    `host` are transfers, of which the passes hide some.
+    `host` are transfers, of which the passes hide some. `row_moves` counts the rows of experts that
+    a device moves one by one.
     """
 
     matmul_s: Number
     attention_s: Number
     hbm_s: Number
     passes_s: Number
+    row_moves: Number
     host: _Transfers
     gathers_s: Number
     dcn_s: Number
@@ -136,6 +151,7 @@ def step_work(layout: Training, lines: list[LedgerLine]) -> StepWork:
         attention_s=attention_s / float(sum(widths) / sum(whole(one, _LANES) for one in widths)),
         hbm_s=_total(line.value for line in lines if line.resource == "hbm"),
         passes_s=pass_bytes(layout) / hbm_rate(layout),
+        row_moves=row_moves(layout),
         host=transfers(layout),
         gathers_s=_total(_hidden_s(line) for line in hidden if not _between_slices(line)),
         dcn_s=_total(_hidden_s(line) for line in hidden if _between_slices(line)),
@@ -147,6 +163,15 @@ def step_work(layout: Training, lines: list[LedgerLine]) -> StepWork:
         reductions_by_layer=layout.network.layers * crosses(layout),
         slices=layout.devices_along(DCN_AXES),
     )
+
+
+def never_hidden_s(layout: Training, lines: list[LedgerLine]) -> Number:
+    """Seconds that the mean of the lower and the unoverlapped time leaves out: the passes between
+    matmuls, the moves of rows, and the other half of exchanges that nothing hides.
+    """
+    whole_s = _total(line.value - line.serial_s for line in lines if line.kind in _WHOLE)
+    moves_s = row_moves(layout) * shared_efficiency("row_move_s").value
+    return pass_bytes(layout) / hbm_rate(layout) + moves_s + whole_s / 2
 
 
 def _total(seconds: Iterable[Number]) -> Number:
@@ -175,7 +200,48 @@ def pass_bytes(layout: Training) -> Number:
     """HBM traffic of operations between the matmuls, as if none were fused with another."""
     touched = layout.over_layers(partial(_touched_elements, layout))
     logits = _LOGITS_TOUCHES * _LOGITS_BYTES * layout.size(layout.network.head.dimensions[0])
-    return layout.step_tokens * (layout.compute_bytes * touched + logits)
+    activations = layout.step_tokens * (layout.compute_bytes * touched + logits)
+    return activations + _quantization_bytes(layout)
+
+
+def _quantization_bytes(layout: Training) -> Number:
+    """HBM traffic of turning operands of blocks' products into a narrower type, with scales.
+
+    Inputs are quantized forward and where the policy repeats their product, gradients of results
+    once, and gathered weights in the forward and in the backward pass of each microbatch.
+    """
+    if layout.precision.compute == layout.activation_type:
+        return 0.0
+
+    def elements(block: Block) -> Number:
+        """Elements of a token: inputs, gradients of results, and the inputs that are made again."""
+        total: Number = 0.0
+        for part in block.sublayers:
+            between = part.result if isinstance(part, Attention) else part.inputs[-1].output
+            rows = layout.buffer_of_token if isinstance(part, Mixture) else 1
+            streams, made = rows * layout.model.d_model, _width(layout, between)
+            results = sum(_width(layout, matmul.output) for matmul in part.inputs)
+            again = layout.remat.share(part.inputs[-1].output.name, "recompute")
+            total = total + (1 + again) * streams + made + results + streams
+        return total
+
+    weights = 2 * layout.microbatches * layout.layer_elements
+    return _QUANTIZED_BYTES * (layout.step_tokens * layout.over_layers(elements) + weights)
+
+
+def row_moves(layout: Training) -> Number:
+    """Rows of experts that a device moves in a step: a transfer each, however short the row is."""
+    moe = layout.model.moe
+    if moe is None:
+        return 0.0
+
+    def moves(block: Block) -> Number:
+        if not isinstance(block.mlp, Mixture):
+            return 0.0
+        repeated = layout.remat.share(block.mlp.inputs[-1].output.name, "recompute")
+        return _ROW_MOVES + repeated
+
+    return layout.step_tokens * moe.top_k * layout.over_layers(moves)
 
 
 def _touched_elements(layout: Training, block: Block) -> Number:
@@ -207,8 +273,12 @@ def _touched_elements(layout: Training, block: Block) -> Number:
 
 def _hidden_elements(layout: Layout, mlp: MLP) -> Number:
     """What the activation function of an MLP reads and writes."""
-    numbers = prod(layout.size(dimension) for dimension in mlp.inputs[-1].output.dimensions)
-    return (len(mlp.inputs) + 1) * numbers
+    return (len(mlp.inputs) + 1) * _width(layout, mlp.inputs[-1].output)
+
+
+def _width(layout: Layout, tensor: Tensor) -> Number:
+    """Numbers of a position on one device."""
+    return prod(layout.size(dimension) for dimension in tensor.dimensions)
 
 
 def _reductions(layout: Training) -> Number:

@@ -335,8 +335,9 @@ def _score_tables(score: "Score") -> Iterator[list[ui.Part]]:
     """Yield errors, by software too, then the other predictions: retention, goodput, recovery."""
     # The errors of the model, those of mixtures of experts apart, and a simple baseline's.
     named, summary = {"this model": score.summary}, score.summary
-    if score.mixtures.rows:
-        named |= {"dense models": score.dense, "mixtures of experts": score.mixtures}
+    apart = {"mixtures of experts": score.mixtures, "dense in int8 or fp8": score.quantized}
+    if known := {label: part for label, part in apart.items() if part.rows}:
+        named |= {"dense models": score.dense} | known
     columns = ("median", "mean", "p90", "worst")
     rows: list[ui.Row] = [("error", "runs", *columns)]
     for label, part in named.items():

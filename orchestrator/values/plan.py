@@ -32,8 +32,8 @@ LineKind = Literal[
     "kv_scatter", "expert_exchange", "expert_gather", "expert_scatter", "gradient_reduction",
     "latency",
     # seconds that only measured runs show
-    "exposed_gathers", "exposed_tensor", "serial_collectives", "slice_wait", "busiest_resource",
-    "layers", "outside_layers",
+    "row_moves", "exposed_gathers", "exposed_tensor", "serial_collectives", "slice_wait",
+    "busiest_resource", "layers", "outside_layers",
 ]  # fmt: skip
 ATTENTION_LINES: tuple[LineKind, ...] = ("attention", "attention_recompute")  # what kernels run
 
@@ -184,8 +184,10 @@ class Forecast(Value):
 
     `peak_flops_per_s` is what MFU is over: of one device, in the compute type. The lines of `time`
     add up to `step_s.unoverlapped`, those of `expected_time` to `.expected`. Computation hides
-    `hidden_s` of the transfers to the host. The host's memory is counted for one chip; its size is
-    None where no source has it.
+    `hidden_s` of the transfers to the host. `never_hidden_s` is what the ranking adds to the mean
+    of `lower` and `unoverlapped`: passes between matmuls, moves of rows of experts, and half of the
+    exchanges that nothing hides. The host's memory is counted for one chip; its size is None where
+    no source has it.
     """
 
     memory_bytes_per_device: float
@@ -197,6 +199,7 @@ class Forecast(Value):
     time: tuple[LedgerLine, ...]
     step_s: Estimate
     hidden_s: float = 0.0
+    never_hidden_s: float = 0.0
     bound: str
     bound_by: float
     peak_flops_per_s: float

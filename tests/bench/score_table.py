@@ -14,12 +14,14 @@ from orchestrator.catalog.published import _LEARNED, OTHER, REFERENCE
 from orchestrator.evidence.score.evaluate import (
     _HeldOut,
     _published,
+    _published_others,
     _software_summaries,
     cross_validated,
+    dense_rows,
     summary,
     with_catalog_constants,
 )
-from orchestrator.evidence.score.learn import _Constants, learn
+from orchestrator.evidence.score.learn import _Constants, dense_of, learn
 from orchestrator.evidence.score.published_runs import PUBLISHED, read
 from orchestrator.evidence.score.samples import (
     IN_PIECES,
@@ -37,7 +39,7 @@ from tests.conftest import ROOT
 README = ROOT / "README.md"
 DOCUMENT = ROOT / "docs" / "score-evidence.md"
 MARK, SOFTWARE_MARK = "make score", "make score: software"
-MIXTURE_MARK = "make score: mixtures"
+MIXTURE_MARK, NARROW_MARK = "make score: mixtures", "make score: int8 and fp8"
 SEEN, DOCUMENTS, GROUPS, SOFTWARE = (
     "nothing: all rows seen",
     "a document of runs",
@@ -59,7 +61,7 @@ RANGES = """\
 
 def learned() -> str:
     """The text of the catalog's file of constants."""
-    samples, _ = _published()
+    samples = [*_published()[0], *_published_others()[0]]
     return text_of(samples, learn(samples))
 
 
@@ -83,19 +85,28 @@ def text_of(samples: list[Sample], constants: _Constants) -> str:
         "slice_hop_s": informed(lambda s: s.todo.hops * shared["slice_hop_s"]),
         "run_overhead_s": informed(lambda s: s.averages_run * shared["run_overhead_s"]),
         "run_share": informed(lambda s: s.averages_run * s.measured_s),
+        "row_move_s": informed(lambda s: float(s.todo.row_moves) * shared["row_move_s"]),
+        "bias_row_s": informed(lambda s: s.bias_rows * shared["bias_row_s"]),
+        "mask_products": informed(lambda s: s.masks_s),
     }
-    every = tuple(s.run.id for s in samples)
-    others = tuple(s.run.id for s in samples if s.run.software.name != REFERENCE)
+    dense = dense_of(samples)
+    every = tuple(s.run.id for s in dense)
+    others = tuple(s.run.id for s in dense if s.run.software.name != REFERENCE)
+    of_mixtures = tuple(s.run.id for s in samples if s.run.model.moe)
     blocks = [HEAD]
     for name, value in shared.items():
         blocks.append(entry(f"shared.{name}", value, rows[name], constants.unsure.get(name, 0.0)))
     blocks.append(entry("shared.spread", constants.spread, every))
     blocks.append(entry("shared.reference_spread", constants.reference_spread, every))
+    blocks.append(entry("shared.mixture_spread", constants.mixture_spread, of_mixtures))
     for chip, value in constants.matmul.items():
-        of_chip = tuple(s.run.id for s in samples if s.run.chip == chip)
+        of_chip = tuple(s.run.id for s in dense if s.run.chip == chip)
         blocks.append(entry(f"matmul.{chip}", value, of_chip))
+    for name, value in constants.quantized.items():
+        of_type = tuple(s.run.id for s in samples if f"{s.run.chip}-{s.run.compute}" == name)
+        blocks.append(entry(f"quantized.{name}", value, of_type, constants.unsure[name]))
     for name, value in constants.software.items():
-        of_software = tuple(s.run.id for s in samples if s.run.software.name == name)
+        of_software = tuple(s.run.id for s in dense if s.run.software.name == name)
         blocks.append(entry(f"software.{name}", value, others if name == OTHER else of_software))
     axes, chips = (
         "".join(
@@ -133,8 +144,8 @@ def scores(say: Callable[[str], None] = lambda _: None) -> dict[str, Score]:
 
 
 def dense(scored: Score) -> Score:
-    """The part of a score that is about dense models."""
-    rows = [row for row in scored.rows if not row.mixture]
+    """The part of a score that is about dense models in the types of activations."""
+    rows = dense_rows(scored.rows)
     return replace(
         scored,
         rows=tuple(rows),
@@ -143,16 +154,28 @@ def dense(scored: Score) -> Score:
     )
 
 
-def mixtures(by_name: dict[str, Score]) -> str:
-    """The third table of docs/score-evidence.md: runs of mixtures, and their totals."""
-    head = ("mixture of experts", "measured", "expected", "error", "without its source and chip")
-    rows: list[tuple[str, ...]] = [head]
-    ways = [by_name[name] for name in (SEEN, GROUPS)]
-    for one, other in zip(*([r for r in way.rows if r.mixture] for way in ways), strict=True):
-        times = seconds(one.measured_step_s), seconds(one.expected_step_s)
-        rows.append((one.id, *times, signed_percent(one.error), signed_percent(other.error)))
-    medians = (share(way.mixtures.median_abs_error) for way in ways)
-    rows.append(("median of absolute errors", "", "", *medians))
+def not_dense(by_name: dict[str, Score], mixtures: bool) -> str:
+    """Return a table of docs/score-evidence.md: runs of mixtures, or of int8 and fp8, with totals.
+
+    The errors are those of all constants, and of constants learned without the run's document.
+    """
+    kind = "mixture of experts" if mixtures else "dense, in int8 or fp8"
+    rows: list[tuple[str, ...]] = [(kind, "measured", "expected", "error", "without its document")]
+    ways = [by_name[name] for name in (SEEN, DOCUMENTS)]
+    chosen = [
+        [r for r in way.rows if r not in dense_rows(way.rows) and r.mixture == mixtures]
+        for way in ways
+    ]
+    for seen, unseen in zip(*chosen, strict=True):
+        times = seconds(seen.measured_step_s), seconds(seen.expected_step_s)
+        rows.append((seen.id, *times, signed_percent(seen.error), signed_percent(unseen.error)))
+    parts = [way.mixtures if mixtures else way.quantized for way in ways]
+    for title, name in (
+        ("median of absolute errors", "median_abs_error"),
+        ("p90", "p90_abs_error"),
+        ("inside the 80 % interval", "inside_interval"),
+    ):
+        rows.append((title, "", "", *(share(getattr(part, name)) for part in parts)))
     return markdown(rows)
 
 
@@ -236,7 +259,8 @@ def tables(by_name: dict[str, Score]) -> list[tuple[Path, str, str]]:
     """Each table with its page and its mark."""
     every, by_name = by_name, {name: dense(one) for name, one in by_name.items()}
     return [
-        (DOCUMENT, MIXTURE_MARK, mixtures(every)),
+        (DOCUMENT, MIXTURE_MARK, not_dense(every, mixtures=True)),
+        (DOCUMENT, NARROW_MARK, not_dense(every, mixtures=False)),
         (README, MARK, score_markdown(by_name)),
         (DOCUMENT, MARK, goals(by_name)),
         (DOCUMENT, SOFTWARE_MARK, by_software(by_name)),

@@ -354,13 +354,15 @@ def explain(spec: Spec, mfu: float = book.MFU) -> formula.Explanation:
 
 def _expectation(plan: Plan) -> formula.ExpectedStep | None:
     """Return the expected step part by part; None for a chip without learned constants."""
-    efficiency, step_s = catalog.efficiency(plan.chip), plan.forecast.step_s
+    efficiency = catalog.efficiency(plan.chip, plan.precision.compute)
+    step_s = plan.forecast.step_s
     if efficiency is None or step_s.expected is None or step_s.low is None or step_s.high is None:
         return None
     # The symbols of learned constants in the formula of each kind of line.
     learned: dict[LineKind, dict[str, LearnedConstant]] = {
         "matmul": {"share": efficiency.matmul},
         "attention": {"share": efficiency.attention},
+        "row_moves": {"move": efficiency.row_move_s},
         "exposed_gathers": {"exposed": efficiency.exposed_gathers},
         "exposed_tensor": {"exposed": efficiency.exposed_tensor},
         "slice_wait": {"wait": efficiency.slice_wait_s, "hop": efficiency.slice_hop_s},

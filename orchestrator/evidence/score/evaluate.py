@@ -1,7 +1,7 @@
 """Predictions against published runs, by the catalog's constants or by cross-validation."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,13 @@ from orchestrator.catalog import published
 from orchestrator.catalog.published import Efficiency, Wait
 from orchestrator.errors import SpecError
 from orchestrator.evidence.score import learn, samples
-from orchestrator.evidence.score.published_runs import MIXTURES, OTHER_SOFTWARE, PUBLISHED, read
+from orchestrator.evidence.score.published_runs import (
+    MIXTURES,
+    OTHER_SOFTWARE,
+    PUBLISHED,
+    QUANTIZED,
+    read,
+)
 from orchestrator.evidence.score.samples import Sample, Score, ScoredRow, SkippedRow, Summary
 from orchestrator.formatting import DAY_S
 from orchestrator.goodput.losses import Rhythm, with_causes
@@ -29,24 +35,25 @@ _HELD_OUT: dict[_HeldOut, tuple[learn.Key, str]] = {
     "group": (learn.by_group, "without each source and chip in turn"),
     "software": (learn.by_software, "without each software in turn"),
 }
+_NARROW = {"int8", "fp8"}
 _Runs = tuple[list[Sample], list[SkippedRow]]
 
 
 @cache
 def _published() -> _Runs:
-    """Return the project's own files of dense models, from which constants are learned."""
+    """Return the project's own files of dense models in the types of activations."""
     return samples.samples([*read(PUBLISHED), *read(OTHER_SOFTWARE)])
 
 
 @cache
-def _published_mixtures() -> _Runs:
-    """Return the project's file of mixtures of experts. No constant has seen them."""
-    return samples.samples(read(MIXTURES))
+def _published_others() -> _Runs:
+    """Return the project's files of mixtures of experts, and of products in int8 and fp8."""
+    return samples.samples([*read(MIXTURES), *read(QUANTIZED)])
 
 
 def _runs_of(path: Path | None, reason: str, is_known: Callable[[str], object]) -> _Runs:
     """Return the runs of a file or of the project; `reason` is why unknown chips are skipped."""
-    files = [samples.samples(read(path))] if path else [_published(), _published_mixtures()]
+    files = [samples.samples(read(path))] if path else [_published(), _published_others()]
     usable, skipped = [], [row for _, left_out in files for row in left_out]
     for sample in (sample for scorable, _ in files for sample in scorable):
         if is_known(sample.run.chip):
@@ -64,48 +71,31 @@ def with_catalog_constants(path: Path | None = None) -> Score:
     baseline_s = learn.baseline(_published()[0])
     rows = []
     for sample in scorable:
-        efficiency = catalog.efficiency(sample.run.chip)
+        efficiency = catalog.efficiency(sample.run.chip, sample.run.compute)
         assert efficiency is not None
         rows.append(_scored(sample, efficiency, baseline_s(sample)))
     return _score_of(scorable, rows, skipped, "learned on the project's own files")
 
 
 def cross_validated(hold_out: _HeldOut, path: Path | None = None) -> Score:
-    """Score every row of a file by constants from its rows of other documents, groups or software.
-
-    They are learned only from dense models, where the file has any.
-    """
+    """Score a file's rows by constants from its rows of other documents, groups or software."""
     reason = "{chip} has no matrix unit to learn about"
     tpus, skipped = _runs_of(path, reason, lambda chip: catalog.chip(chip).matrix_unit)
     key, learned_on = _HELD_OUT[hold_out]
-    dense = [sample for sample in tpus if not sample.run.model.moe] or tpus
-    if len(set(map(key, dense))) < 2:
+    if len(set(map(key, tpus))) < 2:
         raise SpecError(
             f"{path or PUBLISHED}: nothing to learn from: all its runs are of one {hold_out}"
         )
     # Where software is held out, the spread is still learned by document.
     learned_by = learn.by_group if hold_out == "group" else learn.by_document
     rows: dict[str, ScoredRow] = {}
-    for train, test in _folds(tpus, dense, key):
+    for _, train, test in learn.held_out(tpus, key):
         constants, baseline_s = learn.learn(train, learned_by), learn.baseline(train)
         for sample in test:
-            efficiency = constants.efficiency(sample.run.chip)
+            efficiency = constants.efficiency(sample.run.chip, sample.run.compute)
             rows[sample.run.id] = _scored(sample, efficiency, baseline_s(sample))
     in_order = [rows[sample.run.id] for sample in tpus]
     return _score_of(tpus, in_order, skipped, learned_on)
-
-
-def _folds(
-    every: list[Sample], dense: list[Sample], key: learn.Key
-) -> Iterator[tuple[list[Sample], list[Sample]]]:
-    """Yield the dense rows without a key and all rows with it, for each key; keys that no dense row
-    has learn from all dense rows together.
-    """
-    known = set(map(key, dense))
-    for name, train, _ in learn.held_out(dense, key):
-        yield train, [sample for sample in every if key(sample) == name]
-    if others := [sample for sample in every if key(sample) not in known]:
-        yield dense, others
 
 
 def _scored(sample: Sample, efficiency: Efficiency, baseline_s: float) -> ScoredRow:
@@ -121,6 +111,7 @@ def _scored(sample: Sample, efficiency: Efficiency, baseline_s: float) -> Scored
         averages=software.averages,
         assumed=software.assumed,
         mixture=sample.run.model.moe is not None,
+        compute=sample.run.compute,
         slices=sample.run.slices,
         measured_step_s=sample.measured_s,
         expected_step_s=expected,
@@ -164,9 +155,15 @@ def _score_of(
         retention=tuple(retention),
         software=tuple(_software_summaries(rows)),
         summary=summary(rows, len(skipped)),
-        dense=summary([row for row in rows if not row.mixture], 0),
+        dense=summary(dense_rows(rows), 0),
         mixtures=summary([row for row in rows if row.mixture], 0),
+        quantized=summary([row for row in rows if row.compute in _NARROW and not row.mixture], 0),
     )
+
+
+def dense_rows(rows: Iterable[ScoredRow]) -> list[ScoredRow]:
+    """Return the rows of dense models whose products are in the type of activations."""
+    return [row for row in rows if not (row.mixture or row.compute in _NARROW)]
 
 
 def _software_summaries(rows: list[ScoredRow]) -> list[samples.SoftwareSummary]:

@@ -16,7 +16,14 @@ from typing import Any
 import numpy as np
 
 from orchestrator import catalog
-from orchestrator.catalog.published import OTHER, REFERENCE, Efficiency, LearnedConstant, Range
+from orchestrator.catalog.published import (
+    OTHER,
+    REFERENCE,
+    UNKNOWN_TYPE,
+    Efficiency,
+    LearnedConstant,
+    Range,
+)
 from orchestrator.evidence.score.samples import IN_PIECES, Sample, flash_cost
 from orchestrator.planning.expected import AXES, skew_share
 from orchestrator.planning.step_work import FORWARD_AND_BACKWARD
@@ -67,6 +74,13 @@ _OF_COLLECTIVES = frozenset(
 _UNITS = (128, 256)  # edges of matrix units
 _MATMUL = _Unknown(name="matmul", mean=1.35, deviation=0.5, least=1.0, most=10.0)
 _CHIP_DEVIATION = 0.08  # of a chip's matmul from that of its matrix unit
+# What only mixtures show. A transfer of a row takes tens of nanoseconds, however short the row is;
+# a row of biases costs a gather, and a scatter that adds its gradient to what is there.
+_OF_MIXTURES = (
+    _Unknown(name="row_move_s", mean=15e-9, deviation=10e-9, least=0.0, most=1e-6),
+    _Unknown(name="bias_row_s", mean=150e-9, deviation=75e-9, least=0.0, most=1e-5),
+    _Unknown(name="mask_products", mean=1.0, deviation=0.3, least=0.2, most=1.5),
+)
 
 
 @dataclass(frozen=True)
@@ -82,14 +96,22 @@ class _Constants:
     reference_spread: float = 0.0
     ranges: dict[str, Range] = field(default_factory=dict)
     chips: dict[str, Range] = field(default_factory=dict)
+    quantized: dict[str, float] = field(default_factory=dict)
+    mixture_spread: float = 0.0
 
-    def efficiency(self, chip: str) -> Efficiency:
+    def efficiency(self, chip: str, compute: str = "bf16") -> Efficiency:
         matmul = self.matmul.get(chip, self.of_unit[_unit_of(chip)])
-        spreads = {"spread": self.spread, "reference_spread": self.reference_spread}
+        matmul = self.quantized.get(f"{chip}-{compute}", matmul)
+        spreads = {
+            "spread": self.spread,
+            "reference_spread": self.reference_spread,
+            "mixture_spread": self.mixture_spread,
+        }
         known = self.shared | spreads | {"matmul": matmul}
+        unsure = self.unsure | {"matmul": self.unsure.get(f"{chip}-{compute}", 0.0)}
         return Efficiency(
             **{
-                name: LearnedConstant(value=value, unsure=self.unsure.get(name, 0.0))
+                name: LearnedConstant(value=value, unsure=unsure.get(name, 0.0))
                 for name, value in known.items()
             },
             software={name: LearnedConstant(value=value) for name, value in self.software.items()},
@@ -144,7 +166,8 @@ def _fit(samples: list[Sample]) -> _Constants:
         shared={
             unknown.name: 1 / found[unknown.name] if unknown.inverse else found[unknown.name]
             for unknown in _SHARED
-        },
+        }
+        | {unknown.name: unknown.mean for unknown in _OF_MIXTURES},
         software={REFERENCE: 0.0, OTHER: mean}
         | {name: mean + found[f"software.{name}"] for name in software},
     )
@@ -243,6 +266,7 @@ def _robust_least_squares(
 
 _TINY = 1e-9
 _INTERVAL_SHARE = 0.80
+_UNKNOWN_SHARE = UNKNOWN_TYPE  # of a constant that one key alone shows
 _UNKNOWN_SPREAD = log(2)  # if no other document is there to compare with
 
 Key = Callable[[Sample], str]
@@ -257,43 +281,162 @@ def held_out(samples: list[Sample], key: Key) -> Iterator[tuple[str, list[Sample
         yield name, [s for s in samples if key(s) != name], [s for s in samples if key(s) == name]
 
 
+def is_narrow(sample: Sample) -> bool:
+    """Whether its products are in a type that no activation has."""
+    return sample.run.compute != sample.layout.activation_type
+
+
+def dense_of(samples: list[Sample]) -> list[Sample]:
+    """Return the dense runs in the types of activations; all runs where there is none."""
+    return [s for s in samples if not (s.run.model.moe or is_narrow(s))] or samples
+
+
 def learn(samples: list[Sample], key: Key = by_document) -> _Constants:
-    """Return the constants of these rows, how sure they are, and how far other keys stray."""
+    """Return the constants of these rows, how sure they are, and how far other keys stray.
+
+    Dense runs in the types of activations decide about all that they show. What is left of
+    mixtures, and of products in narrower types, is learned after that.
+    """
+    dense = dense_of(samples)
+    ids = {sample.run.id for sample in dense}
+    rest = [sample for sample in samples if sample.run.id not in ids]
+    cached = tuple(sample.run.id for sample in dense), key
+    if cached not in _LEARNED:
+        _LEARNED[cached] = _learn_dense(dense, key)
+    return _learn_rest(_LEARNED[cached], rest, key)
+
+
+_LEARNED: dict[tuple[tuple[str, ...], Key], _Constants] = {}  # of rows whose fit took seconds
+
+
+def _learn_dense(samples: list[Sample], key: Key) -> _Constants:
     constants = _fit(samples)
     folds = list(held_out(samples, key))
     if len(folds) < 2:
-        return replace(constants, spread=_UNKNOWN_SPREAD, reference_spread=_UNKNOWN_SPREAD)
+        return replace(
+            constants,
+            spread=_UNKNOWN_SPREAD,
+            reference_spread=_UNKNOWN_SPREAD,
+            mixture_spread=_UNKNOWN_SPREAD,
+        )
     without = [_fit(train) for _, train, _ in folds]
-
-    # The jackknife: the standard deviation of each shared constant, over its value.
-    unsure = {}
-    for name, value in constants.shared.items():
-        variance = (len(without) - 1) * np.var([fitted.shared[name] for fitted in without])
-        unsure[name] = float(np.sqrt(variance) / max(value, _TINY))
-    constants = replace(constants, unsure=unsure)
-
-    # How far each row strays beyond the constants' own uncertainty, as the log of a factor: with
-    # this spread its interval would end at the measured step. The rows of a key weigh as much as
-    # those of another, whatever their number.
-    strays: dict[bool, list[tuple[str, float, float]]] = {True: [], False: []}
+    constants = replace(constants, unsure=_jackknife(constants, without, tuple(constants.shared)))
+    strays: dict[bool, list[_Stray]] = {True: [], False: []}
     for fitted, (name, _, test) in zip(without, folds, strict=True):
         for sample in test:
-            chip = sample.run.chip
-            expected_s = sample.expected_s(fitted.efficiency(chip))
-            strayed = abs(log(sample.measured_s / expected_s))
-            of_constants, unseen = sample.uncertainty(constants.efficiency(chip))
-            beyond = max(expm1(strayed) - unseen, 0.0)
-            left = log1p(sqrt(max(beyond**2 - of_constants**2, 0.0)))
-            strays[_is_reference(sample)].append((name, left, 1 / len(test)))
+            strays[_is_reference(sample)].append(
+                (name, _stray(sample, fitted, constants), 1 / len(test))
+            )
     of_reference, of_others = _spread(strays[True]), _spread(strays[False])
+    spread = max(of_others, of_reference)
     return replace(
-        constants, reference_spread=of_reference or of_others, spread=max(of_others, of_reference)
+        constants,
+        reference_spread=of_reference or of_others,
+        spread=spread,
+        mixture_spread=spread,
     )
 
 
-def _spread(strays: list[tuple[str, float, float]]) -> float:
-    """Return the factor within which 80 % of runs predicted from other keys lie, as a log, from the
-    key of each row, how far it strays, and its weight.
+def _learn_rest(constants: _Constants, samples: list[Sample], key: Key) -> _Constants:
+    """Return the constants with those of mixtures and of narrower types."""
+    found, folds = _fit_rest(samples, constants), list(held_out(samples, key))
+    without = [_fit_rest(train, constants) for _, train, _ in folds]
+    names = (*(unknown.name for unknown in _OF_MIXTURES), *found.quantized)
+    unsure = dict.fromkeys(names, _UNKNOWN_SHARE)
+    if len(folds) > 1:
+        unsure = _jackknife(found, without, names)
+    found = replace(found, unsure=constants.unsure | unsure)
+    strays = [
+        (name, _stray(sample, fitted, found), 1 / len(test))
+        for fitted, (name, _, test) in zip(without, folds, strict=True)
+        for sample in test
+        if sample.run.model.moe
+    ]
+    return replace(found, mixture_spread=max(_spread(strays), found.mixture_spread))
+
+
+def _fit_rest(samples: list[Sample], constants: _Constants) -> _Constants:
+    """Return the constants with those that only these rows show: of mixtures, and the share of the
+    peak that a chip reaches in a narrower type, which is near its share in bf16.
+    """
+    unknowns = {unknown.name: unknown for unknown in _OF_MIXTURES}
+    for sample in filter(is_narrow, samples):
+        name, known = _type_of(sample), constants.efficiency(sample.run.chip).matmul.value
+        deviation = _UNKNOWN_SHARE / known
+        unknowns[name] = _Unknown(
+            name=name, mean=1 / known, deviation=deviation, least=1.0, most=10.0, inverse=True
+        )
+    rows, target = np.zeros((len(samples), len(unknowns))), np.zeros(len(samples))
+    for i, sample in enumerate(samples):
+        # The expected step is linear in these constants: what it is with the priors, and what each
+        # of them multiplies.
+        efficiency = constants.efficiency(sample.run.chip)
+        seconds = {
+            "row_move_s": float(sample.todo.row_moves),
+            "bias_row_s": sample.bias_rows,
+            "mask_products": sample.masks_s / efficiency.matmul.value,
+            _type_of(sample): float(sample.todo.matmul_s),
+        }
+        others = 1 - sample.added_share(efficiency)
+        rows[i] = [seconds.get(name, 0.0) / others for name in unknowns]
+        priors_s = float(rows[i] @ [unknown.mean for unknown in unknowns.values()])
+        error = _FIT_ERROR if _is_reference(sample) else _OTHERS_FIT_ERROR
+        weight = 1 / (error * sample.measured_s)
+        rows[i] *= weight
+        target[i] = (sample.measured_s - sample.expected_s(efficiency) + priors_s) * weight
+    priors = np.diag([1 / unknown.deviation for unknown in unknowns.values()])
+    means = np.array([unknown.mean / unknown.deviation for unknown in unknowns.values()])
+    x = _robust_least_squares(
+        np.concatenate([rows, priors]),
+        np.concatenate([target, means]),
+        len(samples),
+        [*unknowns.values()],
+    )
+    values = {
+        name: 1 / float(value) if unknowns[name].inverse else float(value)
+        for name, value in zip(unknowns, x, strict=True)
+    }
+    of_mixtures = {unknown.name: values.pop(unknown.name) for unknown in _OF_MIXTURES}
+    return replace(constants, shared=constants.shared | of_mixtures, quantized=values)
+
+
+def _type_of(sample: Sample) -> str:
+    return f"{sample.run.chip}-{sample.run.compute}"
+
+
+def _jackknife(
+    constants: _Constants, without: list[_Constants], names: tuple[str, ...]
+) -> dict[str, float]:
+    """Return the standard deviation of each constant as keys are left out, over its value."""
+
+    def value_of(fitted: _Constants, name: str) -> float:
+        return fitted.shared.get(name, fitted.quantized.get(name, np.nan))
+
+    unsure = {}
+    for name in names:
+        values = [value for f in without if not np.isnan(value := value_of(f, name))]
+        variance = (len(values) - 1) * np.var(values)
+        unsure[name] = float(np.sqrt(variance) / max(value_of(constants, name), _TINY))
+    return unsure
+
+
+_Stray = tuple[str, float, float]  # the key of a row, how far it strays, and its weight
+
+
+def _stray(sample: Sample, fitted: _Constants, constants: _Constants) -> float:
+    """Return how far a row strays from the constants of other keys, beyond their own uncertainty,
+    as the log of a factor: with this spread its interval would end at the measured step.
+    """
+    chip, compute = sample.run.chip, sample.run.compute
+    strayed = abs(log(sample.measured_s / sample.expected_s(fitted.efficiency(chip, compute))))
+    of_constants, unseen = sample.uncertainty(constants.efficiency(chip, compute))
+    beyond = max(expm1(strayed) - unseen, 0.0)
+    return log1p(sqrt(max(beyond**2 - of_constants**2, 0.0)))
+
+
+def _spread(strays: list[_Stray]) -> float:
+    """Return the factor within which 80 % of runs predicted from other keys lie, as a log. The rows
+    of a key weigh as much as those of another, whatever their number.
 
     A table of one model on more and more slices is one experience. The next run has one more key,
     which n keys cover to (n + 1) / n.
@@ -313,10 +456,11 @@ def _weighted_quantile(weighted: list[tuple[float, float]], share: float) -> flo
 
 
 def baseline(samples: list[Sample]) -> Callable[[Sample], float]:
-    """Return a simple baseline: one MFU for each kind of chip, the median of its rows."""
-    every = float(np.median([sample.mfu for sample in samples]))
+    """Return a simple baseline: one MFU for each kind of chip, the median of its dense rows."""
+    dense = dense_of(samples)
+    every = float(np.median([sample.mfu for sample in dense]))
     of_chip = {
-        chip: float(np.median([s.mfu for s in samples if s.run.chip == chip]))
-        for chip in {s.run.chip for s in samples}
+        chip: float(np.median([s.mfu for s in dense if s.run.chip == chip]))
+        for chip in {s.run.chip for s in dense}
     }
     return lambda s: s.measured_s * s.mfu / of_chip.get(s.run.chip, every)

@@ -10,12 +10,13 @@ from orchestrator import catalog
 from orchestrator.catalog.chips import FOLDER
 from orchestrator.errors import SpecError
 from orchestrator.planning import flops
-from orchestrator.values.codec import DType
+from orchestrator.values.codec import DType, MatmulType
 from orchestrator.values.model import LatentDimensions, MixtureOfExperts, Model
 
 Row = dict[str, str]
 _MOST = 10**15  # of anything counted; beyond it sums are no longer exact
 _TYPES: dict[str, DType] = {"bfloat16": "bf16", "bf16": "bf16", "float32": "fp32", "fp32": "fp32"}
+_NARROW: dict[str, MatmulType] = {"int8": "int8", "fp8": "fp8"}  # of products alone
 
 
 class Unscorable(SpecError):
@@ -73,6 +74,7 @@ def _note(row: Row, pattern: str) -> str | None:
 
 # Published runs of mixtures of experts: columns of their own, and the mixture that they describe.
 MIXTURES = FOLDER / "mixture_runs.csv"
+QUANTIZED = FOLDER / "quantized_runs.csv"  # published runs whose products are in int8 or fp8
 # The column of a file of mixtures → the column that all runs have.
 _SAME = {
     "fsdp": "ici_fsdp",
@@ -218,11 +220,12 @@ class PublishedRun:
     remat: str
     hfu: float | None
     parallel_block: bool
-    compute: DType
+    compute: MatmulType
     parameters: DType
     optimizer: _OptimizerName
     software: _RunSoftware
     attention_block: int | None
+    evaluated: float
     dispatch_matmuls: bool
     expert_tile: int | None
     expert_rows: int | None
@@ -291,6 +294,7 @@ def run_of(row: Row) -> PublishedRun:
     optimizer = row["optimizer"].lower() or noted
     if optimizer not in (known := get_args(_OptimizerName)):
         raise Unscorable(f"its optimizer is {optimizer}: rows may have {' or '.join(known)}")
+    compute = row["compute_dtype"] or "bfloat16"
     hfu, routing = _note(row, r"\bHFU (\d+(?:\.\d+)?)"), row.get("routing", "")
     megablox = "megablox" in routing and "megablox False" not in routing
     return PublishedRun(
@@ -316,7 +320,8 @@ def run_of(row: Row) -> PublishedRun:
         remat=row["remat_policy"],
         hfu=float(hfu) / 100 if hfu else None,
         parallel_block=_note(row, r"(parallel attn)") is not None,
-        compute=_dtype(row["compute_dtype"] or "bfloat16"),
+        compute=_NARROW.get(compute.lower()) or _dtype(compute),
+        evaluated=_evaluated_of(row),
         parameters=_dtype(_note(row, r"weight_dtype (\w+)") or "fp32"),
         optimizer=cast(_OptimizerName, optimizer),
         software=software,
@@ -329,6 +334,15 @@ def run_of(row: Row) -> PublishedRun:
         flops_per_chip_s=_positive(row, "tflops_per_chip", 1e12),
         mfu=_positive(row, "mfu_pct", 1e-2),
     )
+
+
+def _evaluated_of(row: Row) -> float:
+    """Return the sequences that a row's seconds evaluate for each one that they train on."""
+    pattern = r"(?i)includes an evaluation of ([\d,]+) sequences after each ([\d,]+) trained"
+    if match := re.search(pattern, row["notes"]):
+        evaluated, trained = (float(count.replace(",", "")) for count in match.groups())
+        return evaluated / trained
+    return 0.0
 
 
 def _refuse_unplannable(row: Row) -> None:
@@ -387,6 +401,7 @@ def _model_of(row: Row) -> Model:
             shared_experts=int(row["shared_experts"] or 0),
             dense_layers=int(row["dense_layers"] or 0),
             capacity_factor=capacity,
+            biases="gpt-oss" in row["model"],
         )
     attention = row.get("attention", "")
     latent: LatentDimensions | None = None

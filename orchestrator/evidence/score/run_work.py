@@ -189,6 +189,17 @@ def scaled(line: LedgerLine, factor: float) -> LedgerLine:
     return replace(line, value=line.value * factor, inputs=inputs, serial_s=line.serial_s * factor)
 
 
+MASKS = "dispatch by matmuls"
+
+
+def evaluation_share(run: PublishedRun, layout: Training) -> float:
+    """Return the time of the evaluation in a row's seconds, over that of its training: one pass of
+    as many as training makes.
+    """
+    again = flops.blocks_recompute_flops(layout) / flops.blocks_forward_flops(layout)
+    return run.evaluated / float(1 + flops.BACKWARD_OVER_FORWARD + again)
+
+
 def experts_as_run(
     run: PublishedRun, layout: Training, lines: list[LedgerLine]
 ) -> list[LedgerLine]:
@@ -209,7 +220,7 @@ def experts_as_run(
         product = 2 * layout.step_tokens * rows * layout.model.d_model
         count = 6 * layout.network.mixture_layers * product
         formula = "6 x 2 x tokens x rows of a sequence x d_model flops"
-        added.append(matmul_line(layout, "dispatch by matmuls", formula, count))
+        added.append(matmul_line(layout, MASKS, formula, count))
 
     if weighs_results:
         # The experts' results are made again, as the gradients of their weights need them. Ours

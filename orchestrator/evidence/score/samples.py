@@ -25,6 +25,7 @@ from orchestrator.planning.search import SearchRequest, make_layout
 from orchestrator.planning.step_work import StepWork, step_work, transfers
 from orchestrator.planning.time import device_peak, peak, step_time, time_lines
 from orchestrator.planning.torus import Links, axis_sizes, find_links, make_torus, plain_links
+from orchestrator.values.codec import MatmulType
 from orchestrator.values.goodput import Uncertain
 from orchestrator.values.plan import LedgerLine, LineKind
 from orchestrator.values.spec import Batch, Experiment, MeshRequest, Optimizer, Precision
@@ -178,6 +179,7 @@ class ScoredRow:
     averages: str
     assumed: tuple[str, ...]
     mixture: bool
+    compute: MatmulType
     slices: int
     measured_step_s: float
     expected_step_s: float
@@ -263,9 +265,8 @@ class RecoveryScore:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """`learned_on` tells which rows the constants had seen: mixtures of experts are never among
-    them. `dense` and `mixtures` are the figures of these rows apart. `goodput` and `recoveries` are
-    empty for rows of one's own.
+    """`learned_on` tells which rows the constants had seen. `dense`, `mixtures` and `quantized`
+    are the figures of these rows apart. `goodput` and `recoveries` are empty for rows of one's own.
     """
 
     learned_on: str
@@ -276,6 +277,7 @@ class Score:
     summary: Summary
     dense: Summary
     mixtures: Summary
+    quantized: Summary
     goodput: tuple[GoodputScore, ...] = ()
     recoveries: tuple[RecoveryScore, ...] = ()
 
@@ -312,10 +314,29 @@ class Sample:
 
     def expected_s(self, efficiency: Efficiency) -> float:
         """Return the steady step, what its software adds, and what a whole run adds on average."""
+        steady_s, (overhead_s, _) = self._steady_s(efficiency), self._overhead_s(efficiency)
+        return (steady_s + overhead_s) / (1 - self.added_share(efficiency))
+
+    def _steady_s(self, efficiency: Efficiency) -> float:
         own, time = _as_run(efficiency, self.run), step_time(self.layout, self.lines)
-        steady_s = float(pricing.expected_s(self.layout, self.lines, time, own))
-        overhead_s, _ = self._overhead_s(efficiency)
-        return (steady_s + overhead_s) / (1 - self._added_share(efficiency))
+        ours_s = float(pricing.expected_s(self.layout, self.lines, time, own, self.todo))
+        others_s = self.bias_rows * efficiency.bias_row_s.value
+        others_s += (efficiency.mask_products.value - 1) * self.masks_s / own.matmul.value
+        return max(ours_s + others_s, self.lower_s)
+
+    @property
+    def bias_rows(self) -> float:
+        """Rows of experts' biases that other software gathers, and whose gradients it scatters."""
+        moe, network = self.layout.model.moe, self.layout.network
+        if moe is None or not moe.biases:
+            return 0.0
+        biases = len(network.blocks[-1].mlp.matmuls)
+        return float(biases * moe.top_k * self.layout.step_tokens * network.mixture_layers)
+
+    @property
+    def masks_s(self) -> float:
+        """Seconds at the peak of products with masks of rows, and of what they make again."""
+        return float(sum(line.value for line in self.lines if line.name == run_work.MASKS))
 
     def _overhead_s(self, efficiency: Efficiency) -> tuple[float, float]:
         """Return the overhead of a whole run, and how far it may be off in four of five cases."""
@@ -323,7 +344,7 @@ class Sample:
         overhead_s = constant.value if self.averages_run else 0.0
         return overhead_s, pricing.STANDARD_DEVIATIONS * constant.unsure * overhead_s
 
-    def _added_share(self, efficiency: Efficiency) -> float:
+    def added_share(self, efficiency: Efficiency) -> float:
         """Return the share that its software adds, and that a whole run does between steps."""
         by_name, name = efficiency.software, self.run.software.name
         software = by_name.get(name, by_name.get(OTHER, _NOTHING))
@@ -332,11 +353,11 @@ class Sample:
     def interval(self, efficiency: Efficiency) -> tuple[float, float]:
         """Return the interval of the steady step, wider by how unsure a whole run's overhead is."""
         own, time = _as_run(efficiency, self.run), step_time(self.layout, self.lines)
-        steady_s = float(pricing.expected_s(self.layout, self.lines, time, own))
-        _, unsure_s = self._overhead_s(efficiency)
-        ends = pricing.interval(self.layout, self.lines, time, own)
-        below, above = (hypot(end - steady_s, unsure_s) for end in ends)
-        expected, share = self.expected_s(efficiency), 1 - self._added_share(efficiency)
+        ours_s = float(pricing.expected_s(self.layout, self.lines, time, own, self.todo))
+        steady_s, (_, unsure_s) = self._steady_s(efficiency), self._overhead_s(efficiency)
+        ends = pricing.interval(self.layout, self.lines, time, own, self.todo)
+        below, above = (hypot((end / ours_s - 1) * steady_s, unsure_s) for end in ends)
+        expected, share = self.expected_s(efficiency), 1 - self.added_share(efficiency)
         return max(expected - below / share, self.lower_s), expected + above / share
 
     def uncertainty(self, efficiency: Efficiency) -> tuple[float, float]:
@@ -352,12 +373,16 @@ def _sample_of(row: Row) -> Sample:
     at_peak = peak(catalog.chip(run.chip), run.compute).value
     run_work.check_count(run)
     layout, lines = _lay_out(run)
+    todo = step_work(layout, lines)
+    if run.dispatch_matmuls:  # no row is moved: products with masks take their place
+        todo = replace(todo, row_moves=0.0)
     return Sample(
         run=run,
-        measured_s=run_work.measured_step_s(run, at_peak),
+        measured_s=run_work.measured_step_s(run, at_peak)
+        / (1 + run_work.evaluation_share(run, layout)),
         layout=layout,
         lines=lines,
-        todo=step_work(layout, lines),
+        todo=todo,
     )
 
 
