@@ -17,6 +17,7 @@ from orchestrator.launch.backend import AttemptHandle, AttemptSpec, Backend, Sli
 from orchestrator.network.mesh_axes import SHARED_OVER_DCN
 from orchestrator.planning.planner import plan_on
 from orchestrator.storage.addresses import address, is_copy
+from orchestrator.values.codec import Value
 from orchestrator.values.goodput import SPARE_WAIT_S, heartbeat_interval_s
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import StateReason
@@ -25,8 +26,7 @@ from orchestrator.values.spec import Pods
 # --- the slices that an attempt takes, among those that the backend shows: pure
 
 
-@dataclass(frozen=True, kw_only=True)
-class _SliceRequest:
+class _SliceRequest(Value):
     """The slices that a run needs.
 
     A run that has `started` may go on with fewer. So may any run on a `private` cluster, where no

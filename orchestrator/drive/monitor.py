@@ -16,12 +16,12 @@ from orchestrator.journal.ownership import Writer
 from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.run_state import RunState
 from orchestrator.launch.backend import AttemptEvent, AttemptHandle, DeadRank, Slice, WorkerArgs
+from orchestrator.values.codec import Value
 from orchestrator.values.goodput import poll_interval_s, settling_s
 from orchestrator.values.run import AttemptReason
 
 
-@dataclass(frozen=True, kw_only=True)
-class Clock:
+class Clock(Value):
     """The clock of a driver, real or moved by a simulation: seconds that grow, a way to wait."""
 
     now_s: Callable[[], float] = time.monotonic
@@ -34,8 +34,7 @@ _DONE_LIMIT_S = 30.0
 ReadHeartbeats = Callable[[Path, int], dict[int, Heartbeat]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _AttemptEnd:
+class _AttemptEnd(Value):
     """How an attempt ended. An error `repeats` if every attempt would end with it."""
 
     reason: AttemptReason

@@ -1,10 +1,11 @@
 """The forecast of goodput: the share of time that trains, and what takes the rest."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, erf, exp, expm1, hypot, inf, log, sqrt
 
 from orchestrator.formatting import DAY_S
+from orchestrator.values.codec import Value
 from orchestrator.values.goodput import (
     GoodputForecast,
     GoodputInputs,
@@ -38,8 +39,7 @@ _LEAST_SHARE = 1e-9  # a run that never gets on, without a division by zero
 _ITERATIONS = 40
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rhythm:
+class Rhythm(Value):
     """When failures strike at random and undo what is not saved: seconds between them, of a
     recovery, that a save blocks, and until it counts.
 

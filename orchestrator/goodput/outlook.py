@@ -9,6 +9,7 @@ from math import erf, exp, hypot, log, sqrt
 
 from orchestrator.formatting import DAY_S, HOUR_S
 from orchestrator.goodput.losses import DEVIATIONS, changed, exactly
+from orchestrator.values.codec import Value
 from orchestrator.values.goodput import GoodputForecast, GoodputLine, Outlook, Uncertain
 from orchestrator.values.plan import Plan
 
@@ -16,8 +17,7 @@ from orchestrator.values.plan import Plan
 _LASTING, _SINGLE_STEP = 0.02, 0.2
 
 
-@dataclass(frozen=True, kw_only=True)
-class SoFar:
+class SoFar(Value):
     """The progress of a run at `now_s`."""
 
     now_s: float
@@ -133,8 +133,7 @@ def _combined(beliefs: list[_Belief]) -> _Belief:
     return _Belief(mean, sum(weights) ** -0.5)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StagePart:
+class StagePart(Value):
     """The goodput of a stage, and the seconds of its steps without losses."""
 
     goodput: GoodputForecast

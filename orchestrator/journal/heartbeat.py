@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Self
@@ -20,6 +20,7 @@ from orchestrator.errors import JournalUnreadable, JournalUnwritable, ProgramFai
 from orchestrator.journal import boundary, events, files, liveness
 from orchestrator.journal.liveness import DriverHeartbeat
 from orchestrator.values import codec
+from orchestrator.values.codec import Value
 from orchestrator.values.run import ProcessIdentity, SavedCheckpoint
 
 # Thirty missing heartbeats: a storage that fails over is silent for less.
@@ -84,8 +85,7 @@ _MAX_ERROR_BYTES = 16_384
 _STARTUP_LIMIT_S = 600.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Heartbeat:
+class Heartbeat(Value):
     """The last sign of life of a rank."""
 
     rank: int

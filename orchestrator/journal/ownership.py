@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import count
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from orchestrator.storage import copies
 from orchestrator.storage.addresses import address, is_copy
 from orchestrator.values import codec
 from orchestrator.values import run as values
+from orchestrator.values.codec import Value
 from orchestrator.values.plan import Plan
 from orchestrator.values.spec import Spec
 
@@ -183,8 +184,7 @@ class Writer:
             raise errors.Superseded(f"{self.journal.key}: {owner} has claimed the run")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunRequest:
+class RunRequest(Value):
     """The request from which a run is created."""
 
     spec: Spec

@@ -15,6 +15,7 @@ import msgspec
 from orchestrator.journal import events
 from orchestrator.journal.files import FileFault
 from orchestrator.values import run as values
+from orchestrator.values.codec import Value
 from orchestrator.values.run_options import RetryLimits
 
 HEARTBEAT_S = 2.0
@@ -34,8 +35,7 @@ _ATTEMPT_ENDS: dict[values.AttemptReason, str] = {
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{12,}\b|\d+")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunState:
+class RunState(Value):
     """What the events say so far."""
 
     submitted: events.Submitted
@@ -173,8 +173,7 @@ class StepSummary:
         return self.last_steps[-1].step.index + 1 if self.last_steps else 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Observation:
+class Observation(Value):
     """What a reader of the journal sees apart from the events, at `now_s`.
 
     The writer is the driver, or the submitter before a driver has claimed the run.

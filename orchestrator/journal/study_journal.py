@@ -29,6 +29,7 @@ from orchestrator.journal.run_state import UNCLAIMED_S, process_name
 from orchestrator.storage import copies
 from orchestrator.storage.addresses import address, is_copy
 from orchestrator.values import codec
+from orchestrator.values.codec import Value
 from orchestrator.values.run import LIVE, Run, TrackedRun
 from orchestrator.values.study import Study, StudyState, StudyStatus, StudySubmission, TrialStart
 
@@ -36,8 +37,7 @@ _SCHEMA = 3
 _SUBMISSION = "study.json"  # without it there is no study
 
 
-@dataclass(frozen=True, kw_only=True)
-class StudyRequest:
+class StudyRequest(Value):
     """The request from which a study's journal is created. Equal requests have one journal."""
 
     study: Study

@@ -7,12 +7,12 @@ driver then asks it for attempts. Ray is one backend, and no other code knows wh
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Protocol
 
 from orchestrator import plugins
 from orchestrator.errors import OrchError
 from orchestrator.launch.preflight import Preflight, PreflightRequest
+from orchestrator.values.codec import Value
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import SavedCheckpoint
 
@@ -20,8 +20,7 @@ JOB_ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 OnState = Callable[[str], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeadRank:
+class DeadRank(Value):
     """A rank whose end a backend saw, maybe before any heartbeat: where it was, how it ended."""
 
     rank: int
@@ -48,8 +47,7 @@ class ClusterUnusable(OrchError):
     """A named cluster cannot be reached, refuses us, or does not run what it is given."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Slice:
+class Slice(Value):
     """A slice as the backend sees it: `hosts` of its `size` hosts answer.
 
     `free` says that nobody uses it. `settled` is False while the backend has not yet noticed that a
@@ -67,8 +65,7 @@ class Slice:
         return self.hosts == self.size
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttemptSpec:
+class AttemptSpec(Value):
     """The journal's directory that an attempt works on, the claim that it serves, and the worker.
 
     A backend ends what it has started for an attempt when the claim counts no more: see
@@ -81,8 +78,7 @@ class AttemptSpec:
     worker: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerArgs:
+class WorkerArgs(Value):
     """The arguments of every worker of an attempt; `saves` are the newest that count."""
 
     run: str
@@ -93,8 +89,7 @@ class WorkerArgs:
     saves: tuple[SavedCheckpoint, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttemptEvent:
+class AttemptEvent(Value):
     """News of an attempt: the slices and the runs `ahead` of it in the queue, or its end.
 
     An attempt that has ended without an error has done its work. An error `repeats` if every
@@ -124,8 +119,7 @@ class AttemptHandle(AbstractContextManager["AttemptHandle"], Protocol):
         """The slices as they are now; None when the backend cannot say."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClusterEvent:
+class ClusterEvent(Value):
     """News of a cluster: how many nodes are up, its address, the state of its job, or an error."""
 
     nodes: int = 0

@@ -3,19 +3,19 @@
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from orchestrator.errors import OrchError
 from orchestrator.launch import provenance
 from orchestrator.launch.provenance import differences
 from orchestrator.storage import copies
 from orchestrator.storage.addresses import folder, is_copy
+from orchestrator.values.codec import Value
 
 _SHOWN_HOSTS = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class PreflightRequest:
+class PreflightRequest(Value):
     """The needs of a run: slices, the submitter's versions, and on every host secrets and storage.
 
     `kind` is the chip and the topology of its slices, `secrets` are names of environment variables,
@@ -29,8 +29,7 @@ class PreflightRequest:
     file: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class PreflightHost:
+class PreflightHost(Value):
     """The answer of a host. One that did not answer has no versions.
 
     `reaches` says that it can write to the run's storage, and `lacks` names missing secrets.
@@ -44,8 +43,7 @@ class PreflightHost:
     fault: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PreflightReport:
+class PreflightReport(Value):
     """The resources of a cluster for a run. `others` counts its other slices by their kind."""
 
     present: int
@@ -54,8 +52,7 @@ class PreflightReport:
     hosts: tuple[PreflightHost, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Preflight:
+class Preflight(Value):
     """A request, and the cluster's report on it."""
 
     request: PreflightRequest

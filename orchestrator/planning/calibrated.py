@@ -5,7 +5,7 @@ those of the datasheet. Emulated devices take turns on the cores of one machine:
 own step is timed with fewer layers, and every further layer takes as long as those.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from orchestrator import catalog
@@ -20,7 +20,7 @@ from orchestrator.planning.step_work import FORWARD_AND_BACKWARD, pass_bytes, tr
 from orchestrator.planning.time import device_peak
 from orchestrator.planning.torus import NO_LINKS
 from orchestrator.values import codec
-from orchestrator.values.codec import MatmulType
+from orchestrator.values.codec import MatmulType, Value
 from orchestrator.values.goodput import GoodputInputs
 from orchestrator.values.plan import (
     ATTENTION_LINES,
@@ -45,8 +45,7 @@ STEADY_SPREAD = 0.5
 _QUIET_SHARE = 0.25  # of the cores, that other programs may have meanwhile
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timing:
+class Timing(Value):
     """Median seconds of an operation for each amount of work, smallest first.
 
     It runs on one device; a step, on all devices of a plan: `shape` and `source` are the digests of
@@ -76,8 +75,7 @@ class Timing:
         return amount / seconds
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measurements:
+class Measurements(Value):
     """The devices that JAX reports, and the timings; `others` as in a timing."""
 
     platform: str
@@ -86,8 +84,7 @@ class Measurements:
     others: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Machine:
+class Machine(Value):
     """What was measured, and with which versions. Emulated CPU devices share its cores."""
 
     platform: str
@@ -98,8 +95,7 @@ class Machine:
     versions: dict[str, str]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChipProfile:
+class ChipProfile(Value):
     """Measurements of a machine, newest last. The digest is its name."""
 
     schema: int

@@ -2,30 +2,28 @@
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Literal
 
+from orchestrator.values.codec import Value
 from orchestrator.values.plan import Plan
 from orchestrator.values.spec import Spec
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanReference:
+class PlanReference(Value):
     name: str
     digest: str
     spec_digest: str
     overrides: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class KeyDiff:
+class KeyDiff(Value):
     key: str
     first: bool | float | str | None
     second: bool | float | str | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class LineDiff:
+class LineDiff(Value):
     """A ledger line in both plans; None where a plan has no such line.
 
     `part` is the phase of a line of bytes, or the resource that a line of seconds keeps busy.
@@ -38,8 +36,7 @@ class LineDiff:
     second: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanDiff:
+class PlanDiff(Value):
     """What differs between two plans, and what that does to each figure of their forecasts.
 
     `memory` ends each phase with a line named `sum`. `figures` are the forecast's, by

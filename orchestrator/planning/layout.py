@@ -5,7 +5,6 @@ arrays it prices a whole search at once. Each formula exists once.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import permutations
 from math import prod
@@ -33,7 +32,7 @@ from orchestrator.network.mlp import CHOICES, EXPERTS, rows_of_token
 from orchestrator.network.rematerialization import Treatments
 from orchestrator.planning.kernels import loss_chunk_tokens, loss_chunks
 from orchestrator.planning.torus import Links
-from orchestrator.values.codec import DType
+from orchestrator.values.codec import DType, Value
 from orchestrator.values.model import Model
 from orchestrator.values.spec import Optimizer, Precision
 
@@ -87,8 +86,7 @@ def moment_bytes(optimizer: Optimizer, precision: Precision) -> float:
     return first * MOMENT_BYTES[of_first] + second * MOMENT_BYTES[precision.optimizer]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layout:
+class Layout(Value):
     """A network laid on a mesh of chips, and the sequences that go through it in one pass.
 
     It says what lies where, and which links each axis lies on. What is done with it, such as
@@ -316,7 +314,6 @@ class Layout:
         return self.over_layers(elements)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Training(Layout):
     """A training step: forward and backward passes in microbatches, and an update."""
 

@@ -31,6 +31,7 @@ from orchestrator.planning.search import (
     search_request,
 )
 from orchestrator.planning.time import step_time, time_lines
+from orchestrator.values.codec import Value
 from orchestrator.values.plan import Estimate, Extrapolation, Plan, PlanWarning
 from orchestrator.values.spec import MeshRequest, Remat, Spec
 
@@ -46,8 +47,7 @@ OfferReasonCode = Literal[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class OfferRequest:
+class OfferRequest(Value):
     """What is wanted: the most days and dollars, the chips, and their prices.
 
     `prices` is a kind of the catalog, or the name of a file. A choice is sure where its odds are at
@@ -62,8 +62,7 @@ class OfferRequest:
     sure: float = 0.9
 
 
-@dataclass(frozen=True, kw_only=True)
-class Odds:
+class Odds(Value):
     """Probabilities of the plan's interval: done by the date, below the budget, and both.
 
     One is None where nothing was asked for it, or its figure is unknown.
@@ -74,8 +73,7 @@ class Odds:
     both: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeadlineOdds:
+class DeadlineOdds(Value):
     """The odds that a run from now on ends by its `run.deadline`, in `days`; None if unknown."""
 
     deadline: str
@@ -95,14 +93,12 @@ class PlanWithOdds(Plan):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class OfferReason:
+class OfferReason(Value):
     code: OfferReasonCode
     figures: dict[str, int | float | str]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Offer:
+class Offer(Value):
     """A number of slices of a chip, and the plan of the spec there, or why it has no plan.
 
     `overrides` make the spec of the offer. `on_frontier`: no other offer is both faster and
@@ -130,8 +126,7 @@ class Offer:
     extrapolations: tuple[Extrapolation, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Offers:
+class Offers(Value):
     """All offers for a spec, the planned ones first, by days.
 
     `cheapest` is the one with the least expected dollars that is sure, `fastest` the one with the

@@ -5,7 +5,7 @@ lists whatever differs in kind.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import cycle
 from math import ceil, lcm, prod
 
@@ -15,6 +15,7 @@ from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN, ways
 from orchestrator.network.mlp import expert_d_ff
 from orchestrator.planning.planner import make_plan
+from orchestrator.values.codec import Value
 from orchestrator.values.model import LatentDimensions, MixtureOfExperts, Model
 from orchestrator.values.plan import Plan
 from orchestrator.values.run_options import RunOptions
@@ -44,8 +45,7 @@ _SAVES = 2  # checkpoints within a rehearsal, so that saving is rehearsed too
 _PRIORITY = ("fsdp", "tensor", "sequence", "data")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Rehearsal:
+class _Rehearsal(Value):
     """A small copy of a plan, and what differs in kind, one line each."""
 
     spec: Spec

@@ -26,6 +26,7 @@ from orchestrator.planning import flops
 from orchestrator.planning.layout import Layout, Number, Training, whole
 from orchestrator.planning.memory import activation_bytes
 from orchestrator.planning.time import activation_peak, device_peak, host_lines
+from orchestrator.values.codec import Value
 from orchestrator.values.plan import ATTENTION_LINES, LedgerLine, LineKind
 
 
@@ -103,8 +104,7 @@ _QUANTIZED_BYTES = 2 + 2 + 1
 _LOGITS_TOUCHES, _LOGITS_BYTES = 7, 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepWork:
+class StepWork(Value):
     """Seconds of a step by kind, and how often gradients are reduced between how many slices.
 
     `reductions_by_layer` is how often if nothing accumulated. Matmuls, attention and HBM are at

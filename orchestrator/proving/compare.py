@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Literal
 
 from orchestrator.formatting import GIB
@@ -10,6 +10,7 @@ from orchestrator.planning.layout import DTYPE_BYTES, moment_bytes
 from orchestrator.proving import compiled as programs
 from orchestrator.proving.compiled import GROUPED_MATMUL, PRODUCTS, REPEATED
 from orchestrator.values import proof as proofs
+from orchestrator.values.codec import Value
 from orchestrator.values.model import Model
 from orchestrator.values.plan import ATTENTION_LINES, LineKind, Link, Plan
 from orchestrator.values.proof import Comparison, Disagreement, Payload, Proof
@@ -305,8 +306,7 @@ def _compared_flops(plan: Plan, compiled: programs.Compiled) -> tuple[Comparison
 _FigureUnit = Literal["bytes", "flops", "s"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProofFigure:
+class ProofFigure(Value):
     """One figure of two compiled programs, of one device and step."""
 
     name: str
@@ -315,8 +315,7 @@ class ProofFigure:
     second: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class LineSeconds:
+class LineSeconds(Value):
     """Seconds that a source line takes in each of two schedules; None where it is absent."""
 
     line: str
@@ -328,8 +327,7 @@ class LineSeconds:
         return (self.second_s or 0.0) - (self.first_s or 0.0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProofDiff:
+class ProofDiff(Value):
     """Two proofs side by side: figures of both, and the lines that differ most first."""
 
     schema: int

@@ -8,13 +8,13 @@ import sysconfig
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import source_from_cache
 from pathlib import Path
 from typing import Any, Literal
 
 from orchestrator.plugins import source
+from orchestrator.values.codec import Value
 from orchestrator.values.proof import Buffer, Schedule, ScheduleRates
 
 _STANDARD = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
@@ -26,8 +26,7 @@ _WRITES = os.O_WRONLY | os.O_RDWR
 _STARTED_S = time.time()  # of this process, nearly
 
 
-@dataclass(frozen=True, kw_only=True)
-class _LoadedCode:
+class _LoadedCode(Value):
     """`modules`: module → sha256 of its file. `packages`: installed package → its version.
 
     `data`: `module:path` → sha256 of another file, with a path relative to the module's folder.
@@ -132,8 +131,7 @@ PRODUCTS, REPEATED = "matrix products", "repeated by the compiler"  # what compu
 GROUPED_MATMUL = "grouped matmul"  # the kernel that multiplies by experts, each its own rows
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompileRequest:
+class CompileRequest(Value):
     """A plan as JSON, its topology as the compiler names it, and the file for the program's text.
 
     `rates` price its schedule; without them the schedule is left out. `beyond_hbm`:
@@ -148,8 +146,7 @@ class CompileRequest:
     beyond_hbm: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompiledMemory:
+class CompiledMemory(Value):
     """Bytes of one device. `peak` is the most that is in use at once."""
 
     peak: float
@@ -161,8 +158,7 @@ class CompiledMemory:
     host: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompiledCollective:
+class CompiledCollective(Value):
     """Alike collectives of one step and device: what the trainer means, and what runs."""
 
     axes: tuple[str, ...]
@@ -174,8 +170,7 @@ class CompiledCollective:
     executed_bytes: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class DcnSend:
+class DcnSend(Value):
     """One operation that sends to other pods, and the trainer's lines that ask for it.
 
     `in_backward`: it depends on a backward pass, as gradients do. `is_stored`: on no computation
@@ -194,8 +189,7 @@ class DcnSend:
     axes: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProgramSummary:
+class ProgramSummary(Value):
     """The contents of a program's text. `live_bytes`: bytes alive at the peak, by class.
 
     `flops` are of one device and step, by what computes them; `uncounted` kernels have no formula.
@@ -212,8 +206,7 @@ class ProgramSummary:
     schedule: Schedule | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compiled:
+class Compiled(Value):
     """One compiled program in numbers, with seconds, memory and versions of the compilation.
 
     `code` is what made the program and read it.
@@ -227,8 +220,7 @@ class Compiled:
     code: _LoadedCode
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompileFailure:
+class CompileFailure(Value):
     """Why nothing was compiled: the message of the trainer or of the compiler.
 
     `exit_code` is set where the process died; `message` is then all that it wrote.
@@ -239,16 +231,14 @@ class CompileFailure:
     exit_code: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompileResult:
+class CompileResult(Value):
     """What the compile process answers: one of the two."""
 
     compiled: Compiled | None = None
     failure: CompileFailure | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class CacheEntry:
+class CacheEntry(Value):
     """A compiled program, and the compiler's message if it refused it."""
 
     compiled: Compiled

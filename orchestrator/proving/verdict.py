@@ -4,7 +4,7 @@ import platform
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import util
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from orchestrator.proving import compiler, proofs_folder
 from orchestrator.proving.compare import proof_of
 from orchestrator.proving.compiled import PACKAGES, CacheEntry, version
 from orchestrator.values import codec
+from orchestrator.values.codec import Value
 from orchestrator.values.plan import LineKind, Plan
 from orchestrator.values.proof import CompilerRefusal, PlanChange, Proof
 from orchestrator.values.spec import MeshRequest, Remat, Spec
@@ -99,8 +100,7 @@ def _recompute_flops(plan: Plan) -> float:
     return sum(line.inputs["flops"] for line in plan.forecast.time if line.kind in _RECOMPUTE)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProofResult:
+class ProofResult(Value):
     """A proof of a plan, and the seconds since it was compiled; None if that is just now."""
 
     plan: Plan

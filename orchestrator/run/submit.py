@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias, get_args
 
@@ -33,7 +33,7 @@ from orchestrator.run.proofs import prove_before_run
 from orchestrator.run.records import tracked_at_end
 from orchestrator.storage.addresses import folder, is_copy
 from orchestrator.values import codec
-from orchestrator.values.codec import DType
+from orchestrator.values.codec import DType, Value
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
 from orchestrator.values.run import LIVE, ReasonCode, Run, StateReason
@@ -49,8 +49,7 @@ _WRITING_LIMIT_S, _WRITING_POLL_S = 60.0, 0.5
 Confirm: TypeAlias = Callable[[Proposal], bool]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(Value):
     """A plan to carry out once, how, and for whom."""
 
     path: Path  # of the spec

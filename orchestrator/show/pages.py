@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +27,7 @@ from orchestrator.show import study_screens as studies
 from orchestrator.show.plan_pages import offers_page, schedule_page
 from orchestrator.storage.addresses import folder, is_copy
 from orchestrator.tracking.mlflow.store import run_link
+from orchestrator.values.codec import Value
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
 from orchestrator.values.report import Report
@@ -36,8 +37,7 @@ from orchestrator.values.study import PlannedTrial, ScalingReport, SweepReport, 
 _PAGE = "report.html"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Page:
+class Page(Value):
     """Where a page was written, the report that it shows, and what is wrong with its sources."""
 
     path: Path

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from orchestrator.errors import OrchError
 from orchestrator.plugins import require
+from orchestrator.values.codec import Value
 
 T = TypeVar("T")
 # A request ends after so long. What it was to do may happen all the same.
@@ -33,8 +34,7 @@ THREADS = 16
 GCS_ENDPOINT, _S3_ENDPOINT = "STORAGE_EMULATOR_HOST", "AWS_ENDPOINT_URL"
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredObject:
+class StoredObject(Value):
     """An object: its name in the bucket, its size, its version, and when it was written."""
 
     name: str

@@ -10,7 +10,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from orchestrator.errors import JournalUnreadable, JournalUnwritable, OrchError
 from orchestrator.journal import boundary, files
 from orchestrator.journal.run_journal import Journal, absolute_uri, relative_uri
 from orchestrator.values import codec
+from orchestrator.values.codec import Value
 from orchestrator.values.run import Destination, Run, SyncProgress, SyncState
 from orchestrator.values.run_options import TrackingOptions
 
@@ -69,8 +70,7 @@ def destination(
     return find_tracker(options.tracker).destination(options, storage, environment)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Choice:
+class _Choice(Value):
     """Where a run is recorded. Addresses inside the run's storage are relative to it."""
 
     id: str

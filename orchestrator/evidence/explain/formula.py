@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import ceil, exp, floor, log2, sqrt
 from typing import Any, Literal
 
+from orchestrator.values.codec import Value
 from orchestrator.values.plan import Forecast
 
 _DifferenceCode = Literal[
@@ -24,8 +25,7 @@ QuestionCode = Literal[
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class Input:
+class Input(Value):
     """A symbol and the number it stands for. `source` is None for what the spec asks itself."""
 
     symbol: str
@@ -34,8 +34,7 @@ class Input:
     source: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComputedValue:
+class ComputedValue(Value):
     """A formula in the symbols of `inputs`, and what it comes to with those numbers put in."""
 
     formula: str
@@ -43,8 +42,7 @@ class ComputedValue:
     value: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Derivation:
+class Derivation(Value):
     """One line of a section. `sources` are those of the inputs that come from outside."""
 
     name: str
@@ -54,8 +52,7 @@ class Derivation:
     sources: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Verdict(Value):
     """The answer to a section's question, and the figures that decide it."""
 
     question: QuestionCode
@@ -63,8 +60,7 @@ class Verdict:
     figures: dict[str, bool | float]
 
 
-@dataclass(frozen=True, kw_only=True)
-class DerivationSection:
+class DerivationSection(Value):
     """One question of the book, worked out for this spec."""
 
     title: str
@@ -72,8 +68,7 @@ class DerivationSection:
     verdicts: tuple[Verdict, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Remark:
+class Remark(Value):
     """A value that is shown with a quoted figure."""
 
     says: str
@@ -81,8 +76,7 @@ class Remark:
     computed: ComputedValue
 
 
-@dataclass(frozen=True, kw_only=True)
-class QuotedFigure:
+class QuotedFigure(Value):
     """A published figure, the inputs that give it, and what exact inputs give instead.
 
     `printed` has the digits that were printed, in the unit: 20.9e12 bytes was printed as 20.9 TB.
@@ -99,16 +93,14 @@ class QuotedFigure:
     why: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class QuotedFigures:
+class QuotedFigures(Value):
     """The published figures of one question."""
 
     title: str
     figures: tuple[QuotedFigure, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Constant:
+class Constant(Value):
     """A constant of the catalog under its symbol in a formula, and the runs it is learned from.
 
     `unsure` is its relative standard deviation when documents are left out; zero where that was not
@@ -120,8 +112,7 @@ class Constant:
     rows: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExpectedPart:
+class ExpectedPart(Value):
     """One part of the expected step, in seconds, and the constants in its formula."""
 
     name: str
@@ -129,8 +120,7 @@ class ExpectedPart:
     constants: tuple[Constant, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExpectedStep:
+class ExpectedStep(Value):
     """The estimate of the plan's step from real runs: the parts add up to `expected_s`.
 
     `spread` is the half width of the interval, as the logarithm of a factor, that remains
@@ -146,8 +136,7 @@ class ExpectedStep:
     source: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Citation:
+class Citation(Value):
     """A source that the sheet names."""
 
     key: str
@@ -156,8 +145,7 @@ class Citation:
     date: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExplanationSummary:
+class ExplanationSummary(Value):
     """The derivation in a line: days at an MFU, and by how much FSDP + tensor is compute-bound.
 
     `mixed_times` is None on one chip, and the plan's `forecast` without a plan.
@@ -170,8 +158,7 @@ class ExplanationSummary:
     forecast: Forecast | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Explanation:
+class Explanation(Value):
     """Everything `orch explain` says. Without a plan, `no_plan` says why there is none, and there
     are no `differences`.
 

@@ -29,14 +29,14 @@ from orchestrator.planning.expected import AXES, skew_share
 from orchestrator.planning.step_work import FORWARD_AND_BACKWARD
 from orchestrator.planning.torus import Floats
 from orchestrator.plugins import require
+from orchestrator.values.codec import Value
 
 # The relative error that weighs as much as one standard deviation of a prior. Runs of other
 # software stray two to three times as far, for reasons that the ledger does not have.
 _FIT_ERROR, _OTHERS_FIT_ERROR = 0.05, 0.15
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Unknown:
+class _Unknown(Value):
     """A number to learn: the mean and standard deviation of its prior, and its bounds."""
 
     name: str

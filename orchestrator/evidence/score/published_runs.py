@@ -10,7 +10,7 @@ from orchestrator import catalog
 from orchestrator.catalog.chips import FOLDER
 from orchestrator.errors import SpecError
 from orchestrator.planning import flops
-from orchestrator.values.codec import DType, MatmulType
+from orchestrator.values.codec import DType, MatmulType, Value
 from orchestrator.values.model import LatentDimensions, MixtureOfExperts, Model
 
 Row = dict[str, str]
@@ -106,8 +106,7 @@ _UNKNOWN_SOFTWARE = "not stated"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._/+-]*")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _RunSoftware:
+class _RunSoftware(Value):
     """What a run's program was. `assumed` names the columns that its row does not state.
 
     `kernel` is that of attention: `splash-fused` with one backward kernel, `fused` where the source
@@ -200,8 +199,7 @@ class _Window:
         return 1 / self.every if self.every else 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class PublishedRun:
+class PublishedRun(Value):
     """One row; None where it states nothing. The mesh has the slices that share weights, too."""
 
     id: str

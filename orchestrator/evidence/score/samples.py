@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import hypot, prod
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ from orchestrator.planning.search import SearchRequest, make_layout
 from orchestrator.planning.step_work import StepWork, step_work, transfers
 from orchestrator.planning.time import device_peak, peak, step_time, time_lines
 from orchestrator.planning.torus import Links, axis_sizes, find_links, make_torus, plain_links
-from orchestrator.values.codec import MatmulType
+from orchestrator.values.codec import MatmulType, Value
 from orchestrator.values.goodput import Uncertain
 from orchestrator.values.plan import LedgerLine, LineKind
 from orchestrator.values.spec import Batch, Experiment, MeshRequest, Optimizer, Precision
@@ -163,8 +163,7 @@ def flash_cost(run: PublishedRun) -> float:
 # Score: predictions against published runs, row by row and in total. Plain values.
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScoredRow:
+class ScoredRow(Value):
     """One run, measured and expected. `error` is expected over measured, less one.
 
     `baseline_step_s` follows from one MFU for each kind of chip, learned on the same rows.
@@ -192,16 +191,14 @@ class ScoredRow:
     below_lower_bound: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class SkippedRow:
+class SkippedRow(Value):
     """A row that is in no figure, and the reason."""
 
     id: str
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Retention:
+class Retention(Value):
     """Throughput per chip at so many slices over one slice of the same job."""
 
     id: str
@@ -210,8 +207,7 @@ class Retention:
     expected: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Summary:
+class Summary(Value):
     """Errors are of the expected step time, as fractions; `inside_interval` is a share of rows."""
 
     rows: int
@@ -226,8 +222,7 @@ class Summary:
     baseline_p90_abs_error: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class SoftwareSummary:
+class SoftwareSummary(Value):
     """The figures of one software's runs; `median_error` has its sign."""
 
     software: str
@@ -238,8 +233,7 @@ class SoftwareSummary:
     inside_interval: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class GoodputScore:
+class GoodputScore(Value):
     """A published share of effective time, and the one predicted from its own rates.
 
     `reported_is`: a source may give a share that the run was above.
@@ -253,8 +247,7 @@ class GoodputScore:
     note: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecoveryScore:
+class RecoveryScore(Value):
     """A kind of fault of this project's campaign: median seconds until a step was done again."""
 
     id: str
@@ -263,8 +256,7 @@ class RecoveryScore:
     recorded_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Score:
+class Score(Value):
     """`learned_on` tells which rows the constants had seen. `dense`, `mixtures` and `quantized`
     are the figures of these rows apart. `goodput` and `recoveries` are empty for rows of one's own.
     """
@@ -282,8 +274,7 @@ class Score:
     recoveries: tuple[RecoveryScore, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sample:
+class Sample(Value):
     """A run that can be scored: its measured seconds, and the work in them."""
 
     run: PublishedRun

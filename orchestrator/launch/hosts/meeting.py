@@ -25,6 +25,7 @@ from orchestrator.launch.backend import WorkerArgs
 from orchestrator.launch.preflight import PreflightHost, PreflightReport
 from orchestrator.storage import copies
 from orchestrator.values import codec
+from orchestrator.values.codec import Value
 
 T = TypeVar("T")
 VARIABLE = "ORCH_HOSTS"  # the driver's environment names the folder
@@ -32,8 +33,7 @@ VARIABLE = "ORCH_HOSTS"  # the driver's environment names the folder
 _REFUSED = {errno.EPERM, errno.EACCES, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.EFBIG}
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostName:
+class HostName(Value):
     """One host of a slice, counted from 0."""
 
     slice_name: str
@@ -43,8 +43,7 @@ class HostName:
         return f"{self.slice_name}-{self.index}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Order:
+class Order(Value):
     """What a driver wants of the hosts: `ranks` name a host each, and other hosts do nothing.
 
     Without `args` nobody has anything to do. The first rank's host says where the others meet it.
@@ -63,8 +62,7 @@ class Order:
     coordinator_host: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Question:
+class Question(Value):
     """What a preflight asks every host: does it see this file, and which variables does it lack."""
 
     id: str
@@ -72,14 +70,12 @@ class Question:
     file: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
+class Answer(Value):
     id: str
     host: PreflightHost
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostState:
+class HostState(Value):
     """A host as it is: `size` hosts make its slice of that `kind`, and `beat` counts states.
 
     `order` is the last order that it has obeyed. While a process of it runs, `run` names the run;

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import msgspec
@@ -16,13 +15,13 @@ import psutil
 
 from orchestrator.launch.backend import AttemptEvent, Slice, WorkerArgs
 from orchestrator.values import codec
+from orchestrator.values.codec import Value
 
 E = TypeVar("E")
 SIGN_OF_LIFE_S = 5.0  # between the empty lines of an attempt process
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttemptCommand:
+class AttemptCommand(Value):
     """A command of the driver: start workers on these slices, or just report the slices."""
 
     args: WorkerArgs | None = None

@@ -29,14 +29,14 @@ from orchestrator.launch.ray.attempt_process import POLL_S, JsonProcess
 from orchestrator.launch.ray.slices import EmulatedHost
 from orchestrator.processes import LOOPBACK, claimed, emulated_devices
 from orchestrator.values import codec
+from orchestrator.values.codec import Value
 
 END_LIMIT_S = 30.0
 _NOBODY = "http://127.0.0.1:9"
 _LONGEST_FOLDER = 40  # letters; a socket's path may have 107, and Ray needs the others
 
 
-@dataclass(frozen=True, kw_only=True)
-class _ClusterRequest:
+class _ClusterRequest(Value):
     """A cluster to start, and the command to run on it."""
 
     mark: str

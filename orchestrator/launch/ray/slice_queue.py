@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.errors import Superseded
 from orchestrator.launch.ray import private_api
+from orchestrator.values.codec import Value
 
 # A run that had slices may be away this long before anybody may take them.
 _RETURN_S = 60.0
@@ -25,8 +26,7 @@ _LEAVE_LIMIT_S = 30.0
 _ANSWER_LIMIT_S = 300.0  # a busy head may take long to start the actor
 
 
-@dataclass(frozen=True, kw_only=True)
-class _QueueAnswer:
+class _QueueAnswer(Value):
     """The runs `ahead` in the queue, none when it is this run's turn, and the `taken` slices.
 
     Taken slices belong to other runs even when they are free for the moment. A later claim of the

@@ -3,13 +3,14 @@
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from orchestrator import catalog
 from orchestrator.catalog.chips import RayNames
 from orchestrator.errors import SpecError
 from orchestrator.launch.backend import Slice
+from orchestrator.values.codec import Value
 from orchestrator.values.plan import Plan
 
 _SLICE_NAME = "ray.io/tpu-slice-name"
@@ -40,8 +41,7 @@ def _names(plan: Plan) -> RayNames:
     return names
 
 
-@dataclass(frozen=True, kw_only=True)
-class EmulatedHost:
+class EmulatedHost(Value):
     resources: dict[str, float]
     labels: dict[str, str]
     environment: dict[str, str] = field(default_factory=dict)

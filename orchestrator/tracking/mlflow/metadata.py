@@ -4,7 +4,6 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from orchestrator.journal.run_state import first_line, last_attempt_text
 from orchestrator.network.rematerialization import text_of
 from orchestrator.tracking.mlflow.metrics import NOT_IN_A_NAME, MetricPoint, of_plan, of_proof
 from orchestrator.values import codec
+from orchestrator.values.codec import Value
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
 from orchestrator.values.run import LIVE, Run
@@ -39,8 +39,7 @@ _SPEC_ARTIFACT = "spec.json"
 _LONGEST_LOG_BYTES, _LONGEST_FILE_BYTES = 1 << 20, 256 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Description:
+class _Description(Value):
     """All that is sent once, and again when it changes."""
 
     params: Mapping[str, str]

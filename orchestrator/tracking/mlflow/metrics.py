@@ -7,10 +7,10 @@ MLflow. Names that people know from MaxText are the same here.
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import get_args
 
 from orchestrator.formatting import GIB
+from orchestrator.values.codec import Value
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
 from orchestrator.values.report import Badput, PredictionKind, Report
@@ -100,8 +100,7 @@ _ALL = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class MetricPoint:
+class MetricPoint(Value):
     """A value of a metric. Of two at the same step, MLflow shows the later one."""
 
     name: str

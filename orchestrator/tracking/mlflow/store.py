@@ -12,7 +12,6 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
@@ -22,6 +21,7 @@ from orchestrator.journal import boundary
 from orchestrator.plugins import require
 from orchestrator.tracking.destinations import NotRecorded
 from orchestrator.tracking.mlflow.metrics import MetricPoint
+from orchestrator.values.codec import Value
 from orchestrator.values.run import Destination, TrackedRun
 from orchestrator.values.run_options import TrackingOptions
 
@@ -155,8 +155,7 @@ MOST_POINTS, MOST_PARAMS, _MOST_RUNS = 1_000, 100, 1_000
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredRun:
+class StoredRun(Value):
     """An MLflow run as MLflow has it."""
 
     id: str
