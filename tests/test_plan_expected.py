@@ -418,5 +418,5 @@ def test_no_published_run_is_an_extrapolation() -> None:
     for sample in samples:
         known = catalog.efficiency(sample.run.chip)
         assert known is not None
-        outside = {one.axis for one in extrapolations(sample.axis_values(), known.ranges)}
+        outside = {one.axis for one in extrapolations(sample.axis_values, known.ranges)}
         assert outside <= (set() if _is_reference(sample) else _OF_COLLECTIVES)

@@ -74,6 +74,8 @@ class Efficiency(Value):
     ranges: Mapping[str, Range] = field(default_factory=dict)
 
 
+# Axes whose range is that of the runs on one kind of chip.
+PER_CHIP = ("chips", "host_share", "mfu", "mixture_mfu")
 # How far the share of a narrower type is from that of bf16, where no run of the chip shows it.
 UNKNOWN_TYPE = 0.15
 
@@ -89,9 +91,14 @@ def efficiency(chip: str, compute: str = "bf16") -> Efficiency | None:
     matmul = learned["matmul"][chip]
     if compute in {"int8", "fp8"}:
         unknown = matmul | {"unsure": UNKNOWN_TYPE, "rows": ()}
-        matmul = learned["quantized"].get(f"{chip}-{compute}", unknown)
-    # The ranges of all runs, and that of chips among the runs of that kind.
-    ranges = {**learned["range"], "chips": learned["range"]["chips"][chip]}
+        matmul = learned["quantized"].get(chip_kind(chip, compute), unknown)
+    # The ranges of all runs, and some among the runs of that kind of chip, in that type.
+    kind = chip_kind(chip, compute)
+    ranges = {axis: ends for axis, ends in learned["range"].items() if axis not in PER_CHIP}
+    for axis in PER_CHIP:
+        of_chip = learned["range"][axis]
+        if ends := of_chip.get(kind if axis.endswith("mfu") else chip):
+            ranges[axis] = ends
     content = {
         **learned["shared"],
         "matmul": matmul,
@@ -99,6 +106,11 @@ def efficiency(chip: str, compute: str = "bf16") -> Efficiency | None:
         "ranges": {axis: {"low": low, "high": high} for axis, (low, high) in ranges.items()},
     }
     return msgspec.convert(content, Efficiency)
+
+
+def chip_kind(chip: str, compute: str) -> str:
+    """Return the name of a chip, or of a chip that multiplies in a narrower type."""
+    return f"{chip}-{compute}" if compute in {"int8", "fp8"} else chip
 
 
 def shared_efficiency(name: str) -> LearnedConstant:

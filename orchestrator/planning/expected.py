@@ -13,6 +13,7 @@ import numpy as np
 
 from orchestrator.catalog.published import Efficiency, Range
 from orchestrator.network.mesh_axes import DCN_AXES
+from orchestrator.planning import flops
 from orchestrator.planning.layout import Number, Training
 from orchestrator.planning.step_work import (
     FORWARD_AND_BACKWARD,
@@ -21,7 +22,7 @@ from orchestrator.planning.step_work import (
     pass_bytes,
     step_work,
 )
-from orchestrator.planning.time import StepTime
+from orchestrator.planning.time import StepTime, device_peak
 from orchestrator.values.plan import Extrapolation, LedgerLine, LineKind
 
 SOURCE = "published-runs"
@@ -191,6 +192,7 @@ _UNSURE_AXES = {
     "exposed collectives": ("chips",),
     "waits": ("slices",),
     "overhead": ("step_s",),
+    "the whole step": ("mfu", "mixture_mfu"),
 }
 AXES = tuple(axis for axes in _UNSURE_AXES.values() for axis in axes)
 # Fewer tokens, shorter sequences and shorter steps than in any run are as little known as more of
@@ -204,6 +206,9 @@ def axis_values(layout: Training, work: StepWork, step_s: float) -> dict[str, fl
     """Where a step lies on each axis. The shares are of matmuls and attention at their peak."""
     compute_s = work.matmul_s + work.attention_s
     devices = layout.devices / layout.chip.devices
+    token_flops = flops.model_flops_per_token(layout.model, layout.length)
+    step_flops = layout.sequences * layout.length * token_flops
+    mfu = flops.mfu(step_flops, step_s, int(layout.devices), device_peak(layout))
     values = {
         "tokens": layout.sequences * layout.length / devices / layout.microbatches,
         "length": layout.length,
@@ -214,6 +219,8 @@ def axis_values(layout: Training, work: StepWork, step_s: float) -> dict[str, fl
         "chips": devices,
         "slices": layout.devices_along(DCN_AXES),
         "step_s": step_s,
+        "mfu": 0.0 if layout.model.moe else mfu,
+        "mixture_mfu": mfu if layout.model.moe else 0.0,
         **{axis: layout.mesh[axis] for axis in layout.mesh if axis in AXES},
     }
     return {axis: float(values[axis]) for axis in AXES}
@@ -301,6 +308,8 @@ def unseen(work: StepWork, values: Mapping[str, float], efficiency: Efficiency) 
         "waits": parts["slice_wait"],
         # What a run pays for each step outside the step.
         "overhead": efficiency.run_overhead_s.value,
+        # Beyond the best MFU that anybody published for such a chip.
+        "the whole step": sum(parts.values()),
     }
     unseen_s = []
     for part, axes in _UNSURE_AXES.items():

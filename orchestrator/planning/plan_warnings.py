@@ -285,6 +285,8 @@ _AXES: dict[str, tuple[str, Callable[[float], str]]] = {
     "tensor": ("tensor", count),
     "links_share": ("links over compute", whole_percent),
     "host_share": ("transfers to the host over compute", whole_percent),
+    "mfu": ("MFU on such a chip", whole_percent),
+    "mixture_mfu": ("MFU of a mixture on such a chip", whole_percent),
     "chips": ("chips", count),
     "slices": ("slices", count),
     "step_s": ("step", "{:.2g} s".format),

@@ -51,12 +51,6 @@ HEAD = """\
 # What real runs reach. Written by `make score` from the published runs beside it: change the rows,
 # never the numbers. docs/score.md says what each constant means; `rows` are those behind it.
 """
-# What these rows had at least and at most. Outside `expected` extrapolates, and plans say so.
-RANGES = """\
-[range]
-{axes}
-[range.chips]
-{chips}"""
 
 
 def learned() -> str:
@@ -108,14 +102,14 @@ def text_of(samples: list[Sample], constants: _Constants) -> str:
     for name, value in constants.software.items():
         of_software = tuple(s.run.id for s in dense if s.run.software.name == name)
         blocks.append(entry(f"software.{name}", value, others if name == OTHER else of_software))
-    axes, chips = (
-        "".join(
-            f"{name} = [{rounded(reached.low)}, {rounded(reached.high)}]\n"
-            for name, reached in sorted(ranges.items())
+    # What these rows had at least and at most. Outside `expected` extrapolates, and plans say so.
+    for name, ranges in (("", constants.ranges), *sorted(constants.of_chip.items())):
+        ends = "".join(
+            f"{axis} = [{rounded(reached.low)}, {rounded(reached.high)}]\n"
+            for axis, reached in sorted(ranges.items())
         )
-        for ranges in (constants.ranges, constants.chips)
-    )
-    return "\n".join([*blocks, RANGES.format(axes=axes, chips=chips)])
+        blocks.append(f"[range{name and '.'}{name}]\n{ends}")
+    return "\n".join(blocks)
 
 
 def entry(name: str, value: float, rows: tuple[str, ...], unsure: float = 0.0) -> str:

@@ -18,11 +18,13 @@ import numpy as np
 from orchestrator import catalog
 from orchestrator.catalog.published import (
     OTHER,
+    PER_CHIP,
     REFERENCE,
     UNKNOWN_TYPE,
     Efficiency,
     LearnedConstant,
     Range,
+    chip_kind,
 )
 from orchestrator.evidence.score.samples import IN_PIECES, Sample, flash_cost
 from orchestrator.planning.expected import AXES, skew_share
@@ -95,27 +97,32 @@ class _Constants:
     spread: float = 0.0
     reference_spread: float = 0.0
     ranges: dict[str, Range] = field(default_factory=dict)
-    chips: dict[str, Range] = field(default_factory=dict)
+    of_chip: dict[str, dict[str, Range]] = field(default_factory=dict)
     quantized: dict[str, float] = field(default_factory=dict)
     mixture_spread: float = 0.0
 
     def efficiency(self, chip: str, compute: str = "bf16") -> Efficiency:
         matmul = self.matmul.get(chip, self.of_unit[_unit_of(chip)])
-        matmul = self.quantized.get(f"{chip}-{compute}", matmul)
+        matmul = self.quantized.get(chip_kind(chip, compute), matmul)
         spreads = {
             "spread": self.spread,
             "reference_spread": self.reference_spread,
             "mixture_spread": self.mixture_spread,
         }
         known = self.shared | spreads | {"matmul": matmul}
-        unsure = self.unsure | {"matmul": self.unsure.get(f"{chip}-{compute}", 0.0)}
+        unsure = self.unsure | {"matmul": self.unsure.get(chip_kind(chip, compute), 0.0)}
         return Efficiency(
             **{
                 name: LearnedConstant(value=value, unsure=unsure.get(name, 0.0))
                 for name, value in known.items()
             },
             software={name: LearnedConstant(value=value) for name, value in self.software.items()},
-            ranges=self.ranges | ({"chips": self.chips[chip]} if chip in self.chips else {}),
+            ranges=self.ranges
+            | {
+                axis: ranges[kind]
+                for axis, ranges in self.of_chip.items()
+                if (kind := chip_kind(chip, compute) if axis.endswith("mfu") else chip) in ranges
+            },
         )
 
 
@@ -143,24 +150,18 @@ def _fit(samples: list[Sample]) -> _Constants:
     mean = found.get(OTHER, 0.0)
 
     # The ranges of all rows by axis. How well collectives hide is the software's own, so these axes
-    # are those of the reference. The range of chips is one for each kind of chip.
-    values = [(sample, sample.axis_values()) for sample in samples]
+    # are those of the reference.
+    values = [(sample, sample.axis_values) for sample in samples]
     every = [reached for _, reached in values]
     reference = [reached for sample, reached in values if _is_reference(sample)] or every
 
-    def range_of(axis: str, rows: list[dict[str, float]]) -> Range:
-        return Range(low=min(row[axis] for row in rows), high=max(row[axis] for row in rows))
-
     return _Constants(
         ranges={
-            axis: range_of(axis, reference if axis in _OF_COLLECTIVES else every)
+            axis: _range_of(axis, reference if axis in _OF_COLLECTIVES else every)
             for axis in AXES
-            if axis != "chips"
+            if axis not in PER_CHIP
         },
-        chips={
-            chip: range_of("chips", [row for sample, row in values if sample.run.chip == chip])
-            for chip in chips
-        },
+        of_chip=_ranges_of_chips(samples),
         matmul={chip: 1 / found[f"matmul.{chip}"] for chip in chips},
         of_unit={unit: 1 / found[f"unit.{unit}"] for unit in _UNITS},
         shared={
@@ -171,6 +172,24 @@ def _fit(samples: list[Sample]) -> _Constants:
         software={REFERENCE: 0.0, OTHER: mean}
         | {name: mean + found[f"software.{name}"] for name in software},
     )
+
+
+def _range_of(axis: str, rows: list[dict[str, float]]) -> Range:
+    return Range(low=min(row[axis] for row in rows), high=max(row[axis] for row in rows))
+
+
+def _ranges_of_chips(samples: list[Sample]) -> dict[str, dict[str, Range]]:
+    """Return the ranges of axes that each kind of chip has for itself."""
+    ranges: dict[str, dict[str, Range]] = {}
+    for axis in PER_CHIP:
+        rows: dict[str, list[dict[str, float]]] = {}
+        for sample in samples:
+            values = sample.axis_values
+            kind = _type_of(sample) if axis.endswith("mfu") else sample.run.chip
+            if values[axis] or not axis.endswith("mfu"):
+                rows.setdefault(kind, []).append(values)
+        ranges[axis] = {kind: _range_of(axis, found) for kind, found in rows.items()}
+    return ranges
 
 
 def _is_reference(sample: Sample) -> bool:
@@ -303,7 +322,8 @@ def learn(samples: list[Sample], key: Key = by_document) -> _Constants:
     cached = tuple(sample.run.id for sample in dense), key
     if cached not in _LEARNED:
         _LEARNED[cached] = _learn_dense(dense, key)
-    return _learn_rest(_LEARNED[cached], rest, key)
+    constants = replace(_LEARNED[cached], of_chip=_ranges_of_chips(samples))
+    return _learn_rest(constants, rest, key)
 
 
 _LEARNED: dict[tuple[tuple[str, ...], Key], _Constants] = {}  # of rows whose fit took seconds
@@ -401,7 +421,7 @@ def _fit_rest(samples: list[Sample], constants: _Constants) -> _Constants:
 
 
 def _type_of(sample: Sample) -> str:
-    return f"{sample.run.chip}-{sample.run.compute}"
+    return chip_kind(sample.run.chip, sample.run.compute)
 
 
 def _jackknife(

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cached_property
 from math import hypot, prod
 from typing import Any, Literal
 
@@ -300,8 +301,10 @@ class Sample(Value):
         """Whether its figure includes what a run does between steps."""
         return self.run.software.averages == "run"
 
+    @cached_property
     def axis_values(self) -> dict[str, float]:
-        return pricing.axis_values(self.layout, self.todo, self.measured_s)
+        values = pricing.axis_values(self.layout, self.todo, self.measured_s)
+        return values | {"mixture_mfu" if self.run.model.moe else "mfu": self.mfu}
 
     def expected_s(self, efficiency: Efficiency) -> float:
         """Return the steady step, what its software adds, and what a whole run adds on average."""
@@ -355,7 +358,7 @@ class Sample(Value):
         """Return how far its figure may be off, as shares: for its constants and the unseen."""
         own, (_, unsure_s) = _as_run(efficiency, self.run), self._overhead_s(efficiency)
         constants = hypot(pricing.deviation(self.todo, own), unsure_s / self.measured_s)
-        return constants, pricing.unseen(self.todo, self.axis_values(), own)
+        return constants, pricing.unseen(self.todo, self.axis_values, own)
 
 
 def _sample_of(row: Row) -> Sample:
