@@ -349,7 +349,6 @@ class Plan(Value):
 
     @property
     def total_steps(self) -> int:
-        """Steps until all tokens are trained on."""
         if self.stages:
             return self.stages[-1].end_step
         return self.stage.steps if self.stage else ceil(self.tokens / self.batch.tokens)
