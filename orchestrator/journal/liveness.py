@@ -24,10 +24,8 @@ def this_process() -> ProcessIdentity:
 
 
 def _this_machine() -> str | None:
-    """Return this boot of this machine, as processes that share its process numbers see it.
-
-    Containers on one machine share the boot but not the numbers: the pid namespace tells them
-    apart, which psutil does not report.
+    """Return this boot of this machine, with its pid namespace: containers share the boot, but not
+    the process numbers.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -65,7 +63,6 @@ def is_alive(process: ProcessIdentity) -> bool:
 
 
 def _started_s(process: psutil.Process) -> float:
-    """Return the seconds from boot to the start of a process, which no clock changes."""
     return round(process.create_time() - psutil.boot_time(), 2)
 
 

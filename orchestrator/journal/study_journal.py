@@ -1,7 +1,6 @@
 """The journal of a study: what was requested, and which runs are its trials.
 
-A study's folder lies next to the folders of its runs. A trial is named before its run starts, and
-the number of that record is the fence, as for a run's events.
+A trial is named before its run starts; the number of that record is the fence, as for a run.
 """
 
 import time
@@ -241,9 +240,8 @@ def find_runs(storage: Path, name: str) -> list[Journal]:
 
 
 def find_run_or_study(storage: Path, name: str) -> Journal | StudyJournal:
-    """Return the run or study with that key, the only one whose key begins so, or one in a folder.
-
-    The keys of a study's trials begin with the study's key: then the study is meant.
+    """Return the only run or study with that key, with a key that begins so, or in that folder; a
+    study comes before its own trials.
     """
     known = {study.key: study for study in list_studies(storage)}
     if name in known:
