@@ -266,6 +266,5 @@ def _rates(values: plan.Estimate, amount: float) -> plan.Estimate:
 
 
 def apply(values: plan.Estimate, change: Callable[[float], float]) -> plan.Estimate:
-    """The estimate with every known value changed."""
     known = {name: value for name, value in asdict(values).items() if value is not None}
     return replace(values, **{name: change(value) for name, value in known.items()})

@@ -1,7 +1,5 @@
-"""What to rent for a spec: every chip, topology and number of slices, each with its plan.
-
-Bounds come first: an offer that is too slow at the peak of its chips, or too small for the model,
-is not planned. The others are searched together (`many_slices`).
+"""What to rent for a spec: every chip, topology and number of slices, each with its plan. Offers
+whose bound is too slow or too small are not planned; the rest are searched together.
 """
 
 from collections.abc import Iterator, Sequence

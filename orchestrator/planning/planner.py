@@ -1,7 +1,4 @@
-"""Spec to Plan: search, choose, and write the choice out with its forecast and digest.
-
-A run in stages has a spec for each, and a plan of the whole from the plans of all.
-"""
+"""Spec to Plan: search, choose, and write the choice with its forecast and digest."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace

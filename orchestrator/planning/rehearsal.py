@@ -1,7 +1,5 @@
-"""The small copy of a plan that this machine can run.
-
-It has pods, the same mesh axes as far as there are devices, and a model of the same proportions. It
-lists whatever differs in kind.
+"""The small copy of a plan that this machine can run, with a list of what differs in kind. It keeps
+pods, mesh axes as devices allow, and the model's proportions.
 """
 
 from collections.abc import Iterator, Sequence
