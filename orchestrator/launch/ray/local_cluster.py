@@ -214,7 +214,7 @@ def main() -> None:
 
 
 def _wait_for_end(ended: int, owned: int) -> None:
-    """Wait until the supervisor has ended, or is stopped while its owner is gone, by their pipes."""
+    """Wait until the supervisor has ended, or is stopped with its owner gone. Both are pipes."""
     waiting = select.poll()
     waiting.register(ended, select.POLLIN)
     waiting.register(owned, 0)  # of what comes there only the end
