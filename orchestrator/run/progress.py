@@ -146,9 +146,8 @@ def interruptible(
 
 @contextmanager
 def collected_interrupts() -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM during a `with` block; they do not end the process.
-
-    Python delivers signals only to its main thread: another thread collects none.
+    """Collect Ctrl-C and SIGTERM in place of ending the process; only Python's main thread gets
+    any.
     """
     numbers: list[int] = []
     if threading.current_thread() is not threading.main_thread():

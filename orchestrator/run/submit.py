@@ -75,10 +75,8 @@ def submit(
     confirm: Confirm | None = None,
     progress: Progress | None = None,
 ) -> Run:
-    """Plan and prove a spec, and run it to its end; return the run as it stands then.
-
-    `confirm` is called with a `Proposal` before anything starts, and says whether to go on: without
-    it nothing is run that takes chips.
+    """Plan and prove a spec, and run it to its end; return the run as it stands then. `confirm`
+    gets a `Proposal` first, and says whether to go on: without it nothing is run that takes chips.
     """
     require("run")
     path, options = Path(path), options or SubmitOptions()
