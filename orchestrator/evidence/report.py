@@ -154,9 +154,8 @@ def _gap(plan: Plan, measured: Measurement) -> values.Gap:
 
 
 def device_times(measured: Measurement) -> tuple[float, float]:
-    """Return the mean seconds of a step on the devices: the usual part, and what slow steps add.
-
-    The usual part is the median, or the mean where that is smaller.
+    """Return the median (or smaller mean) of seconds per step on the devices, and what slow steps
+    add.
     """
     mean_s = measured.mean_step_s - measured.mean_data_s - measured.mean_checkpoint_s
     usual_s = min(measured.device_s, mean_s)
@@ -203,9 +202,8 @@ def _steps_of(plan: Plan, steps: StepTable) -> StepTable:
 def _stage_reports(
     whole: Plan, steps: StepTable, *, compared: bool
 ) -> tuple[tuple[StageReport, ...], values.StageTotals | None]:
-    """Return the reports of all stages, and what they took together; None without stages.
-
-    `compared`: the forecast is about the run's devices.
+    """Return the reports of all stages and their totals, None without stages. `compared`: the
+    forecast is about the run's devices.
     """
     stages = []
     for stage in whole.stages:
