@@ -172,6 +172,7 @@ def write_new(path: Path, content: bytes, mode: int = 0o666) -> None:
 
 
 def write_once(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Create a file unless it exists; the first content stays."""
     with suppress(FileExistsError):
         write_new(path, content, mode)
 

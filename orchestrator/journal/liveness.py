@@ -63,6 +63,7 @@ def is_alive(process: ProcessIdentity) -> bool:
 
 
 def _started_s(process: psutil.Process) -> float:
+    """Return the seconds from boot to the start of a process, which no clock changes."""
     return round(process.create_time() - psutil.boot_time(), 2)
 
 

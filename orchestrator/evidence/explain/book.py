@@ -253,6 +253,7 @@ def _deciding(numbers: Mapping[str, float], least: str) -> str:
 
 
 def tensor_pays(numbers: Mapping[str, float]) -> bool:
+    """Whether the best FSDP ways leave chips for tensor."""
     return numbers["X_opt"] <= numbers["n"]
 
 

@@ -279,6 +279,7 @@ def held_out(samples: list[Sample], key: Key) -> Iterator[tuple[str, list[Sample
 
 
 def is_narrow(sample: Sample) -> bool:
+    """Whether its products are in a type that no activation has."""
     return sample.run.compute != sample.layout.activation_type
 
 

@@ -290,6 +290,7 @@ class _MeetingClient:
         return job
 
     def _check_installed(self, archive: bytes | None) -> None:
+        """Refuse code that would have to travel."""
         if archive is not None:
             raise self._unusable("its hosts run their installed code: --code installed")
 
