@@ -46,9 +46,7 @@ class Page(Value):
 
 
 def write_report(run: str, storage: str | Path = RUNS, *, out: str | Path | None = None) -> Page:
-    """Write the report of a run or a study as one HTML page, `report.html` in its directory, or in
-    the current one where that cannot be written.
-    """
+    """Write the report of a run or a study as `report.html` in its directory, or in this one."""
     record = find_run_or_study(folder(storage), run)
     path = Path(out) if out else Path(f"{record.key}-{_PAGE}")
     if not out:

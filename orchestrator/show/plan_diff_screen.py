@@ -221,10 +221,7 @@ def _memory_rows(diff: PlanDiff) -> list[ui.Row]:
 
 
 def _ledger(lines: Sequence[LineDiff], show: ui.Show) -> list[ui.Row]:
-    """Return a row for each line that matters in either plan, and one for all small lines.
-
-    Lines of seconds have the resource that is busy.
-    """
+    """Return a row for each line that matters in either plan, and one for all small lines."""
     totals = [sum(line.first or 0 for line in lines), sum(line.second or 0 for line in lines)]
     least = _SMALL * max(*totals, 1e-30)
     large = [line for line in lines if max(line.first or 0, line.second or 0) >= least]

@@ -161,7 +161,6 @@ def deadline_and_run(plan: Plan, odds: DeadlineOdds | None) -> list[tuple[str, s
 
 
 def _ahead_of_next(forecast: Forecast) -> str:
-    """Return how much longer the bottleneck takes than the next resource."""
     margin = forecast.bound_by or 0.0
     if margin >= 1:
         return f"{1 + margin:.1f} times as long as the next"

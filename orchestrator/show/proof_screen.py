@@ -71,9 +71,7 @@ def proof_screens(
     found: "Sequence[ProofResult]", others: "Sequence[ProofResult] | None", next_command: str,
     detail: ui.Detail = "usual",
 ) -> list[str]:  # fmt: skip
-    """Return the verdict on every stage; below it those on plans that recompute less, where they
-    were asked for.
-    """
+    """Return the verdict on every stage, then those on plans that recompute less, where asked."""
     screens: list[str] = []
     for stage in found:
         following = next_command if stage is found[-1] else None

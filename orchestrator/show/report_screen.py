@@ -164,7 +164,6 @@ def main_figures(report: Report) -> Iterator[tuple[str, str, str]]:
 
 
 def goodput_rows(goodput: Goodput) -> list[ui.Row]:
-    """Return the time of the steps that count, then each cause of lost time."""
     lost = sorted(goodput.badput_s.items(), key=lambda pair: -pair[1])
     rows = [(f"{name}: {CAUSES[name]}", s, s / goodput.total_s) for name, s in lost if s > 0]
     rows = [("goodput", goodput.goodput_s, goodput.goodput), *rows]

@@ -204,9 +204,8 @@ def _verdict(status: Status) -> str:
 
 
 def next_run_command(run: Run, named: str, storage: Path) -> str:
-    """Return the next command for a run: follow it, compare it with its plan, or resume it.
-
-    The logs come first for a run that failed before its first step and left some.
+    """Return the next command for a run: follow it, compare it with its plan, or resume it; the
+    logs come first where a run failed before its first step and left some.
     """
     if run.state in LIVE:
         return run_command("logs", named, storage, "-f")
