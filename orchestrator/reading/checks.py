@@ -1,7 +1,4 @@
-"""Checks how fields must go together, which the schema of single fields cannot say.
-
-A fault is a key of a section, the code of the problem, the message and the hint.
-"""
+"""Checks of fields together: a fault is a section's key, a code, the message and the hint."""
 
 from collections.abc import Iterator
 from dataclasses import asdict

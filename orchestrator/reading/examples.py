@@ -1,7 +1,5 @@
-"""Writes specs: a loaded one as YAML, a commented one to start from, the examples, the schemas.
-
-A new spec gets the JSON Schema next to it, and names it by a relative path: editors then check it
-offline, in every checkout and on every machine that the folder is copied to.
+"""Writes specs: a loaded one as YAML, a commented one to start from, the examples, the schemas. A
+new spec names the JSON Schema next to it by a relative path, so that editors check it offline.
 """
 
 import os
@@ -33,9 +31,8 @@ _COMPUTED_KEYS = ("chip_definition", "overrides")
 
 
 def spec_text(spec: Spec) -> str:
-    """Return a spec as YAML that loads as the same spec, without defaults.
-
-    A chip of one's own has a file of its own, which one text cannot hold.
+    """Return a spec as YAML without defaults. A chip of one's own has its own file, not in the
+    text.
     """
     if spec.resources.chip_definition is not None:
         raise SpecError(f"resources.chip: {spec.resources.chip} is a chip of a file of your own")
@@ -125,10 +122,9 @@ def examples() -> dict[str, str]:
 def create(
     path: Path | None = None, example: str | None = None, overrides: Sequence[str] = ()
 ) -> Path:
-    """Write the starter, an example or another spec as a spec of that name, with its schema.
-
-    With overrides its text is made anew: it has them, and no comments. An existing spec is never
-    overwritten. Without a path it is named after its example.
+    """Write the starter, an example or another spec as a spec of that name, never over an existing
+    one, with its schema. With overrides it loses comments. Without a path it is named after its
+    example.
     """
     if path is None and example is None:
         raise Usage("name the file to write, for example my-run.yaml")
