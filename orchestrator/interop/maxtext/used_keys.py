@@ -41,9 +41,8 @@ _PATTERNS = re.compile("|".join(_IRRELEVANT["patterns"]))
 
 
 class UsedKeys:
-    """The values of keys, what is wrong with them, and what else should be known.
-
-    `problems` are told to people; `refused` are the keys that most of them are about.
+    """Values of keys, with the `problems` that people read, and the keys that are `refused` for
+    them.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -68,7 +67,6 @@ class UsedKeys:
         return setting.value if setting else DEFAULTS.get(key)
 
     def is_given(self, key: str) -> bool:
-        """Return whether the recipe itself says it."""
         return key in self._given
 
     def accept(self, *keys: str) -> None:
