@@ -1,7 +1,5 @@
-"""Keeps records of runs outside the journal, for example in MLflow.
-
-The journal stays the truth: a tracker may be slow, gone or lost, and the next sync of the journal
-sends what is missing.
+"""Keeps records of runs outside the journal, which stays the truth: a tracker may be slow or lost,
+and the next sync sends what is missing.
 """
 
 from orchestrator.tracking.destinations import (

@@ -1,7 +1,5 @@
-"""The comparison views of `views.json`, in the format of the MLflow UI.
-
-A view is a tag of an experiment. Its format is private to MLflow and may change with a release, so
-MLflow's version is pinned and a browser test opens the views. Nothing else depends on them.
+"""The comparison views of `views.json` as tags of MLflow experiments, whose format is private: its
+version is pinned, and a browser test opens the views.
 """
 
 import json
