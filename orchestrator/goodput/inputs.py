@@ -1,7 +1,4 @@
-"""What a forecast of goodput starts from: rates of failures, seconds of a recovery, cost of a save.
-
-What the spec states comes first, then the chip, then the catalog's assumptions.
-"""
+"""What a forecast of goodput starts from: the spec's values, the chip's, then the catalog's."""
 
 from dataclasses import replace
 from math import exp, factorial, log2
