@@ -4,9 +4,7 @@ from collections.abc import Mapping
 
 
 class OrchError(Exception):
-    """A failure with a message, and a command to type next where one helps. `code`: its class in
-    lower case.
-    """
+    """A failure with a message, and a command to type next. `code`: its class in lower case."""
 
     exit_code = 1
     code = "orch_error"
@@ -80,9 +78,7 @@ class NoTopology(SpecError):
 
 
 class NoSuchSlice(SpecError):
-    """A chip does not have this topology, but the `legal` ones. `is_cluster`: a slice is one NVLink
-    domain of a cluster of GPUs.
-    """
+    """A chip lacks this topology. `is_cluster`: of GPUs, whose slice is one NVLink domain."""
 
     def __init__(
         self, reason: str, legal: list[str], legal_are: str, *, is_cluster: bool = False

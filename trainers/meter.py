@@ -119,9 +119,7 @@ class Meter:
 
 
 class Evaluator:
-    """Evaluates held-out text by a forward pass, after each `every` steps and the last. It calls
-    `progressed` after each batch.
-    """
+    """Evaluates held-out text after each `every` steps and the last, calling `progressed`."""
 
     def __init__(
         self, program: Program, text: HeldOut, every: int, last: int, progressed: Callable[[], None]

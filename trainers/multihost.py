@@ -18,9 +18,7 @@ _MESSAGE_BYTES = 256
 
 
 def listen_on_node_address() -> None:
-    """Let gloo listen on this node's address, before JAX makes its devices; the address of the
-    host's name may be reachable for other machines.
-    """
+    """Let gloo listen on this node's address only. Call this before JAX makes its devices."""
     if address := os.environ.get(NODE_ADDRESS):
         jaxlib: Any = jax_lib._jax  # type: ignore[attr-defined]  # JAX has no public way to say it
         make = functools.partial(jaxlib.make_gloo_tcp_collectives, hostname=address)

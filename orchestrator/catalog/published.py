@@ -16,9 +16,7 @@ REFERENCE, OTHER = "maxtext", "other"  # software: most runs are of the first
 
 
 class LearnedConstant(Value):
-    """A constant and the runs it was learned from; `unsure` is its relative standard deviation when
-    documents are left out.
-    """
+    """A constant and its runs; `unsure` is its relative deviation as documents are left out."""
 
     value: float
     unsure: float = 0.0
@@ -106,9 +104,7 @@ def shared_efficiency(name: str) -> LearnedConstant:
 
 
 class BookQuestion(Value):
-    """What a publication asks, exactly: a model, a batch, slices. It is quoted for specs of the
-    model on `quoted_for_pods` slices, or on any.
-    """
+    """What a publication asks: model, batch, slices; quoted only on `quoted_for_pods`, if given."""
 
     title: str
     model: str

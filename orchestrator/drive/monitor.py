@@ -64,7 +64,6 @@ class Monitor:
         self.poll_s = poll_interval_s(self.args.heartbeat_s)
 
     def wait_for_end(self) -> _AttemptEnd:
-        """Watch until the attempt has ended, or must be ended."""
         while True:
             event = self.attempt.next_event(self.poll_s)
             now_s = self.read_heartbeats()

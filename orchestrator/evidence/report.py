@@ -117,7 +117,6 @@ def _ratios(plan: Plan, measured: Measurement) -> tuple[values.Ratio, ...]:
 
 
 def _gap(plan: Plan, measured: Measurement) -> values.Gap:
-    """Return how much longer a step took than predicted, part by part."""
     against, predicted_s = _reference(plan)
     forecast, device_s = plan.forecast, measured.device_s
     usual_s, slow_s = device_times(measured)
@@ -154,9 +153,7 @@ def _gap(plan: Plan, measured: Measurement) -> values.Gap:
 
 
 def device_times(measured: Measurement) -> tuple[float, float]:
-    """Return the median (or smaller mean) of seconds per step on the devices, and what slow steps
-    add.
-    """
+    """Return the mean seconds of a step on the devices: the usual part, and what slow steps add."""
     mean_s = measured.mean_step_s - measured.mean_data_s - measured.mean_checkpoint_s
     usual_s = min(measured.device_s, mean_s)
     return usual_s, mean_s - usual_s
@@ -202,9 +199,7 @@ def _steps_of(plan: Plan, steps: StepTable) -> StepTable:
 def _stage_reports(
     whole: Plan, steps: StepTable, *, compared: bool
 ) -> tuple[tuple[StageReport, ...], values.StageTotals | None]:
-    """Return the reports of all stages and their totals, None without stages. `compared`: the
-    forecast is about the run's devices.
-    """
+    """Return the reports of all stages and totals. `compared`: the forecast fits the devices."""
     stages = []
     for stage in whole.stages:
         own = _steps_of(stage, steps)

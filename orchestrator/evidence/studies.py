@@ -262,7 +262,6 @@ def _spread(runs: Sequence[_TrialRun], figure: Callable[[Measurement], float]) -
 
 
 def _forecast_sweep(study: Study, plans: _TrialPlans) -> values.SweepForecast:
-    """Return the plan of each trial, and the days and dollars of all."""
     trials, planned = [], []
     for trial in study.trials:
         plan, figures = plans[trial.number], None

@@ -162,7 +162,5 @@ def _slice_recovery(
 
 
 def _no_spare(others_out: float, spare: int) -> float:
-    """Return the probability that all spare slices are out, while `others_out` are out on average:
-    their number is Poisson's.
-    """
+    """Return the chance that all spares are out; outages are Poisson's, on average `others_out`."""
     return 1 - sum(exp(-others_out) * others_out**n / factorial(n) for n in range(spare))

@@ -19,9 +19,7 @@ DEVIATIONS = 1.2815515655446004  # of a normal distribution, from its middle to 
 
 
 def odds_below(amount: Estimate, limit: float) -> float | None:
-    """Return the probability of at most the limit, None without an interval: the logarithm is
-    normal on each side of `expected`, with the width of that side.
-    """
+    """Return the probability of at most the limit, log-normal on either side; None if unknown."""
     expected, low, high = amount.expected, amount.low, amount.high
     if expected is None or low is None or high is None:
         return None
@@ -123,9 +121,7 @@ def with_causes(value: float, ends: Iterable[tuple[float, float]], most: float) 
 
 
 def over_share(amount: Estimate, share: GoodputForecast) -> Estimate:
-    """Return a time or cost of steps with the time that trains nothing. The bound takes the best
-    goodput of its interval, and the result's interval joins both.
-    """
+    """Return a time or cost with the time that trains nothing; the bound takes the best share."""
     lower, unoverlapped = amount.lower / share.high, amount.unoverlapped / share.expected
     whole = replace(amount, lower=lower, unoverlapped=unoverlapped)
     if amount.expected is None or amount.low is None or amount.high is None:

@@ -50,9 +50,7 @@ class _Belief:
 def outlook(
     plan: Plan, so_far: SoFar, deadline_at_s: float | None, *, forecast: bool
 ) -> Outlook | None:
-    """Return what is left; None without a forecast or a measurement of a step's time. `forecast`:
-    whether the plan's is about the devices that the run is on.
-    """
+    """Return what is left, or None. `forecast`: whether the plan's is about the run's devices."""
     stage = plan.stage_of(max(so_far.measured_steps - 1, 0))
     # The seconds of the steps that are left.
     beliefs = []
@@ -138,8 +136,8 @@ class StagePart(Value):
 
 
 def change_s(goodput: GoodputForecast) -> float:
-    """Return the seconds of a change of stages: a save, a compilation (at most a restart), a
-    restored state; none where the spec states goodput.
+    """Return the seconds of a change of stages: a save, a compilation (at most a restart), and
+    restoring the state; none where the spec states goodput.
     """
     inputs = goodput.inputs
     if goodput.stated:

@@ -24,9 +24,7 @@ def this_process() -> ProcessIdentity:
 
 
 def _this_machine() -> str | None:
-    """Return this boot of this machine, with its pid namespace: containers share the boot, but not
-    the process numbers.
-    """
+    """Return this boot of this machine, with the pid namespace, as containers share the boot."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"

@@ -174,9 +174,7 @@ class StepSummary:
 
 
 class Observation(Value):
-    """What a reader sees apart from the events, at `now_s`. The writer is the driver, or before a
-    driver has claimed the run the submitter.
-    """
+    """What a reader sees apart from events, at `now_s`, of the driver or else the submitter."""
 
     now_s: float
     heartbeat_at_s: float | None = None

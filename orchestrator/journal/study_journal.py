@@ -93,7 +93,6 @@ class StudyJournal:
         return None
 
     def status(self, clock: Clock = time.time) -> StudyStatus:
-        """Return the state of the study, derived from its runs."""
         submission, starts = self.submission(), self.trial_starts()
         runs = [(start, run) for start in starts if (run := self.trial_run(start, clock))]
         study = submission.study
@@ -240,9 +239,7 @@ def find_runs(storage: Path, name: str) -> list[Journal]:
 
 
 def find_run_or_study(storage: Path, name: str) -> Journal | StudyJournal:
-    """Return the only run or study with that key, with a key that begins so, or in that folder; a
-    study comes before its own trials.
-    """
+    """Return the run or study of that key, a unique beginning, or folder; studies before trials."""
     known = {study.key: study for study in list_studies(storage)}
     if name in known:
         return known[name]

@@ -78,7 +78,6 @@ def split_sizes(model: Model) -> list[tuple[str, str, int]]:
 
 @cache
 def decoder(model: Model) -> Network:
-    """The network of a model."""
     stream = Dimension("residual", model.d_model)
     table = Dimension("vocab", model.vocab), Dimension("embed", model.d_model)
     deviation = model.d_model**-0.5

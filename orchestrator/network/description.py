@@ -128,9 +128,7 @@ class Rotary:
 
 @dataclass(frozen=True)
 class Scores:
-    """How scores are made: queries x keys x `scale`, between -`cap` and `cap`. With a `window`, a
-    query sees that many positions: its own and those before it.
-    """
+    """Scores: queries x keys x `scale`, capped at `cap`, of `window` positions up to its own."""
 
     scale: float
     cap: float | None = None
@@ -139,9 +137,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Attention(Sublayer):
-    """Causal attention; of the tensors `whole` every query needs all positions. `sinks` are scores
-    of a place without a value, per head.
-    """
+    """Causal attention. Queries need all positions of `whole`; `sinks`: scores without values."""
 
     result: Tensor
     whole: tuple[Tensor, ...]
@@ -278,9 +274,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Stack:
-    """Equal blocks, at places `layers`, with weights in one array under a name of the trainer's
-    tree.
-    """
+    """Equal blocks at places `layers`, their weights in one array, by its name in the tree."""
 
     name: str
     block: Block
@@ -300,9 +294,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Network:
-    """Embedding, segments of layers, a last norm, and the head: if tied, the embedding itself. Word
-    vectors are multiplied by `embedding_scale`.
-    """
+    """Embedding, segments of layers, a last norm, and the head: if tied, the embedding itself."""
 
     embedding: Weight
     segments: tuple[Segment, ...]

@@ -10,9 +10,7 @@ from orchestrator.values.plan import LineKind, Link
 
 @dataclass(frozen=True)
 class Parallelism:
-    """A mesh axis, its links, and what its devices exchange. The devices of a `ring` pass data on,
-    hop by hop: each next one is a neighbour on the torus.
-    """
+    """A mesh axis, its links and exchanges. On the torus the devices of a `ring` are neighbours."""
 
     name: str
     links: tuple[Link, ...]

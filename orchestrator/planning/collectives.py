@@ -178,9 +178,7 @@ def _is_split_over_tensor(weight: Weight) -> bool:
 
 
 def _reduced_at_a_time(layout: Training, stack: Stack) -> tuple[Number, Number]:
-    """Layers whose gradients are reduced at once, and how often per step: each layer alone where
-    nothing accumulates, all layers at the end otherwise.
-    """
+    """Layers reduced at once, and how often per step: each alone, or all where steps accumulate."""
     layers = len(stack.layers)
     stacked = np.where(per_layer(layout), 1, layers)
     return stacked, layers // stacked
@@ -275,9 +273,7 @@ def exchanges(layout: Training) -> list[Exchange]:
 
 
 def _stream_exchanges(layout: Training) -> list[Exchange]:
-    """The residual stream (or latents in its place), split by position over `tensor`: around
-    sublayers and at both ends.
-    """
+    """The residual stream, or latents in its place, by position over `tensor`, around sublayers."""
     axes, d_model = GROUPS["tensor"], layout.model.d_model
 
     def not_again(block: Block) -> Number:

@@ -71,9 +71,7 @@ _Lines = dict[tuple[str, str], float]  # (part, name) → value
 
 
 def diff_plans(specs: tuple[Spec, Spec], plans: tuple[Plan, Plan]) -> PlanDiff:
-    """Return what differs between two plans, line by line. Stages have figures only; where only one
-    plan has stages, the whole runs are compared.
-    """
+    """Return what differs between two plans, line by line; whole runs if only one has stages."""
     first, second = plans
     staged = bool(first.stages or second.stages)
     whole = bool(first.stages) != bool(second.stages)

@@ -43,7 +43,6 @@ _APART_S = 0.11
 
 
 def _step_parts(work: StepWork, efficiency: Efficiency) -> dict[LineKind, Number]:
-    """Seconds of each kind of work, as real runs take them."""
     own = _own_step_parts(work, efficiency)
     own_s = sum(own.values())
     # What slices wait for each other before they reduce gradients.

@@ -1,7 +1,4 @@
-"""Which meshes a model, a batch and a slice allow, and which rules forbid the others.
-
-A mesh is realizable if every axis divides what it splits.
-"""
+"""Which meshes a model, a batch and a slice allow: every axis must divide what it splits."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

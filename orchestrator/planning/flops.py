@@ -1,6 +1,4 @@
-"""FLOPs: those of the model, which MFU counts, and those that a device executes: recomputation,
-whole attention blocks and replicated heads come on top.
-"""
+"""FLOPs of the model, which MFU counts, and those that a device executes, with recomputation."""
 
 from math import prod
 from typing import NamedTuple
@@ -144,7 +142,6 @@ def surplus_rows(layout: Layout) -> Number:
 
 
 def _experts_forward_flops(layout: Layout) -> Number:
-    """Matmuls of the experts that tokens choose."""
 
     def routed(block: Block) -> Number:
         return sum(layout.multiplied_elements(one) for one in block.matmuls if is_of_experts(one))

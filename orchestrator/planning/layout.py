@@ -80,10 +80,7 @@ def moment_bytes(optimizer: Optimizer, precision: Precision) -> float:
 
 
 class Layout(Value):
-    """A network laid on a mesh of chips, and the sequences that go through it in one pass.
-
-    Its subclasses, such as `Training`, add what is done with it.
-    """
+    """A network on a mesh of chips, and the sequences of one pass; `Training` adds its choices."""
 
     chip: Chip
     model: Model

@@ -124,9 +124,7 @@ class _FreePolicy:
 
 
 def best_of_slices(requests: Sequence[search.SearchRequest]) -> list[search.Choice | None]:
-    """Return the choice for each request, None where nothing is realizable or fits. Requests differ
-    only in topology and pods, and request no mesh.
-    """
+    """Return each request's choice, or None; requests differ only in topology and pods."""
     found: list[search.Choice | None] = [None] * len(requests)
 
     def shape(place: int) -> tuple[int, ...]:

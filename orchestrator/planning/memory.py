@@ -32,7 +32,6 @@ _TURNED_STAGES = 3
 
 
 def phases(layout: Training) -> tuple[MemoryPhase, ...]:
-    """All phases of a step, each with its lines."""
 
     def phase(name: str, *lines: LedgerLine) -> MemoryPhase:
         return MemoryPhase(name=name, lines=lines, bytes=sum(line.value for line in lines))
@@ -163,7 +162,6 @@ def _split_ways(layout: Layout) -> Number:
 
 
 def _backward_lines(layout: Training, block: Block) -> list[tuple[str, list[LedgerLine]]]:
-    """The phases of a block's backward pass, by name."""
     moe, ways = layout.model.moe, _split_ways(layout)
     if isinstance(block.mlp, Mixture) and moe and moe.capacity_factor is None:
         # The backward pass of experts whose rows lie in groups of any size. A kernel reads matrices

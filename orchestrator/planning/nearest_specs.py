@@ -334,9 +334,7 @@ def _requested_slices(near: _Nearby) -> _SliceChoice:
 
 
 def rentable(chip: Chip, model: Model) -> list[Topology]:
-    """Return the slices of a chip that one may rent, smallest first, of equal ones the most cubic;
-    without those whose search would take seconds.
-    """
+    """Return the slices of a chip to rent, smallest first, then most cubic; none slow to search."""
     axes = usable_axes(model)
     every = [catalog.topology(chip, text) for text in catalog.topologies(chip)]
     most = prod(chip.largest_slice)

@@ -273,7 +273,6 @@ def _reason_at_once(
 
 
 def _reason_after_search(request: SearchRequest) -> OfferReason:
-    """Return why a search found nothing."""
     batch = request.experiment.batch
     meshes = nearest_specs.all_meshes(request, request.mesh)
     if not len(meshes):

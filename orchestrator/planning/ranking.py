@@ -176,9 +176,7 @@ Reason = Literal["waits", "offload", "batch", "work"]
 
 
 def passed_over(plan: Plan, other: Plan) -> Reason | None:
-    """Return the part of the ranking's rule that puts a plan before one that is expected to be
-    faster; None where that other is not expected to be faster.
-    """
+    """Return the rule's part that puts a plan before one expected to be faster; None otherwise."""
     if (other.forecast.mfu.expected or 0.0) <= (plan.forecast.mfu.expected or 0.0):
         return None
     if other.batch.microbatches > plan.batch.microbatches:

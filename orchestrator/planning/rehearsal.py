@@ -265,7 +265,6 @@ def _batch(plan: Plan, pods: int, mesh: dict[str, int]) -> Batch:
 
 
 def _changes(plan: Plan, copy: Plan) -> Iterator[str]:
-    """Yield what the rehearsal does not rehearse."""
     if copy.pods < plan.pods:
         yield f"{plan.pods} pods became {copy.pods}"
     gone = [axis for axis in ICI_AXES if plan.mesh[axis] > 1 == copy.mesh[axis]]

@@ -274,7 +274,6 @@ def layout_of_choice(request: SearchRequest, choice: Choice) -> Training:
 
 
 def layout_of_rows(request: SearchRequest, candidates: Candidates, rows: Ints) -> Training:
-    """Return the layouts of some candidates, as arrays."""
     factors = candidates.factors[rows]
     treated = policy_array(candidates.policies, request.experiment.model)
     return make_layout(

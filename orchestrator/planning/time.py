@@ -30,7 +30,6 @@ def device_peak(layout: Layout) -> float:
 
 
 def time_lines(layout: Training) -> list[LedgerLine]:
-    """All lines of a step."""
     lines = [*math_lines(layout), *_hbm_lines(layout), *host_lines(layout)]
     # Payload over the rate of the group's links. Hops of every collective in a slice come one after
     # another, with a line for each group.
@@ -218,9 +217,7 @@ _DURING_REDUCTION: tuple[LineKind, ...] = ("optimizer_update",)
 
 
 def step_time(layout: Training, lines: list[LedgerLine]) -> StepTime:
-    """Add up a ledger. Collectives on the same torus axis take turns. Serial ones wait for matmuls,
-    not for each other: buckets cross slice and DCN at once.
-    """
+    """Add up a ledger. Collectives on one torus axis take turns; serial ones overlap each other."""
     busy: dict[str, Number] = {}
     serial: dict[str, Number] = {}
     overlapped: dict[str, Number] = {}

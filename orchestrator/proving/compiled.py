@@ -27,9 +27,7 @@ _STARTED_S = time.time()  # of this process, nearly
 
 
 class _LoadedCode(Value):
-    """`modules`: sha256 by module. `packages`: version by installed package. `data`: sha256 by
-    `module:path`, relative to the module's folder.
-    """
+    """Digests of modules and of `data` files by `module:path`, and versions of packages."""
 
     modules: dict[str, str]
     data: dict[str, str]
@@ -213,9 +211,7 @@ class Compiled(Value):
 
 
 class CompileFailure(Value):
-    """Why nothing was compiled. `exit_code` is set where the process died; `message` is all its
-    output.
-    """
+    """Why nothing was compiled. With an `exit_code` the process died, after writing `message`."""
 
     message: str
     by: Literal["trainer", "compiler"]

@@ -33,9 +33,7 @@ _RECOMPUTE: tuple[LineKind, ...] = ("matmul_recompute", "attention_recompute")
 
 
 def _plans_that_fit(spec: Spec, plan: Plan, missed_bytes: float) -> tuple[PlanChange, ...]:
-    """Changes of the spec that fit, the most like it first. `missed_bytes`: need beyond the
-    Forecast.
-    """
+    """Changes of the spec that fit, nearest first. `missed_bytes`: what the Forecast missed."""
     limit = plan.forecast.hbm_bytes_per_device - missed_bytes
     same_mesh = replace(spec.resources, mesh=_with_sizes(spec, plan.mesh))
     shared = {axis: getattr(spec.resources.mesh, axis) for axis in SHARED_OVER_DCN}

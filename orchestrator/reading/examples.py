@@ -31,9 +31,7 @@ _COMPUTED_KEYS = ("chip_definition", "overrides")
 
 
 def spec_text(spec: Spec) -> str:
-    """Return a spec as YAML without defaults. A chip of one's own has its own file, not in the
-    text.
-    """
+    """Return a spec as YAML without defaults. A chip of one's own has a file of its own."""
     if spec.resources.chip_definition is not None:
         raise SpecError(f"resources.chip: {spec.resources.chip} is a chip of a file of your own")
     return yaml_text([_section(spec)])

@@ -169,12 +169,10 @@ def key_suggestion(key: str, legal: list[str], *, in_spec: bool = True) -> Corre
 
 
 def _synonyms(key: str, legal: list[str]) -> list[str]:
-    """Return the legal keys that other programs call so."""
     return [name for name in SYNONYMS.get(key.lower().replace("-", "_"), ()) if name in legal]
 
 
 def meant_key(key: str, legal: list[str]) -> str | None:
-    """Return the legal key that was probably meant."""
     if len(key) > SHOWN_VALUE:
         return None
     close = get_close_matches(key.lower(), legal, 1)

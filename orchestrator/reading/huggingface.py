@@ -189,7 +189,6 @@ class _Config:
         return False
 
     def _windows(self, family: Family, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the window, and the layers that have it."""
         pattern = families.window_pattern(family, values)
         if pattern is None:
             kinds = ", ".join(families.LAYER_TYPES)
@@ -235,9 +234,7 @@ class _Config:
         return {"moe": moe}
 
     def _latent(self) -> LatentDimensions | None:
-        """Return latent attention; None where a size is wrong. Only the rank of queries may be
-        null.
-        """
+        """Return latent attention; None where a size is wrong. Only queries' rank may be null."""
         fields: dict[str, Any] = {}
         for key, name in families.LATENT_KEYS.items():
             value = self.values.get(key)
@@ -309,9 +306,7 @@ _SHARE_DIGITS = 10  # so that a published 0.707 is 0.707 again
 
 
 def config_of(model: Model, length: int, dtype: str) -> dict[str, Any]:
-    """Return the config of a model trained with sequences of that length: of the first architecture
-    whose config, read again, is the same network.
-    """
+    """Return a trained model's config, of the first architecture that reads back as this model."""
     for family in families.FAMILIES:
         if family.section:
             continue  # it describes more than a text model

@@ -161,9 +161,7 @@ class Misread(ValueError):
 
 @dataclass(frozen=True)
 class _Notation:
-    """What a file may hold instead of a value, what that means, and how a default looks. A form is
-    a type, or a tuple of names.
-    """
+    """What a file may hold in place of a value: types, or tuples of names; and a default's look."""
 
     forms: tuple[Any, ...]
     title: str | None = None
@@ -391,9 +389,7 @@ def _section(generated: Schema) -> Schema:
 
 
 def _key(generated: Schema) -> Schema:
-    """Return what a file may hold under a key: in its notation, never null; sections have no
-    default.
-    """
+    """Return what a file may hold under a key: in its notation, never null, no section default."""
     schema = {key: part for key, part in generated.items() if key not in ("notation", "unless")}
     default = schema.pop("default", None)
     if "notation" in generated:

@@ -169,9 +169,7 @@ class _RehearsalFollower:
         return run.reason.detail if now_s - self.gone_since_s > _GONE_LIMIT_S else None
 
     def gives_up(self, *, driven: bool) -> bool:
-        """Pass interrupts on: the first asks for a last checkpoint, the second, or the first before
-        any step, for an end.
-        """
+        """Pass interrupts on: first for a last checkpoint, if a step was done, then for an end."""
         journal, progress = self.watch.journal, self.watch.progress
         if self.signals and not driven:
             progress(Notice("stopping", how="before it began"))

@@ -146,9 +146,7 @@ def interruptible(
 
 @contextmanager
 def collected_interrupts() -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM in place of ending the process; only Python's main thread gets
-    any.
-    """
+    """Collect Ctrl-C and SIGTERM, which do not end the process; only the main thread gets any."""
     numbers: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield numbers

@@ -84,9 +84,7 @@ def plans(
 
 
 def deadline_odds(spec: SpecSource, made: Plan | None = None) -> DeadlineOdds | None:
-    """Return how likely a run that begins now ends by `run.deadline`; None without a deadline.
-    `made` is the spec's plan, where there is one already.
-    """
+    """Return how likely a run that begins now ends by `run.deadline`; None without a deadline."""
     found = loaded(spec)
     deadline = found.run.deadline
     if deadline is None:

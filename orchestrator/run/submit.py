@@ -228,7 +228,6 @@ def _ended(journal: Journal, run: Run, progress: Progress) -> Run:
 def _new_run(
     path: Path, spec: Spec, plan: Plan, steps: int, profile: tuple[int, int] | None = None
 ) -> RunRequest:
-    """Return what a run of a spec's file is created from."""
     if profile and profile[0] >= steps:
         first, end = profile
         raise SpecError(f"--profile {first}:{end}: the run has {steps} steps, counted from 0")

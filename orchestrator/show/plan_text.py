@@ -168,7 +168,6 @@ def _ahead_of_next(forecast: Forecast) -> str:
 
 
 def verdict(plan: Plan) -> str:
-    """Return the plan in one line."""
     forecast = plan.forecast
     if not plan.ledger_describes_trainer:
         return f"Plan: a mesh for {plan.trainer}, whose memory, time and cost are unknown."

@@ -92,7 +92,6 @@ def proof_screens(
 
 
 def _memory(proof: proofs.Proof, *, full: bool) -> list[ui.Part]:
-    """Return the memory at its peak, line by line, then the largest buffers."""
     rows: list[ui.Row] = [_HEAD]
     rows += [(*_compared(line.name, line.compiled, line.forecast)[:3], "") for line in proof.ledger]
     peak, forecast = proof.peak_hbm_bytes_per_device, proof.forecast_peak_hbm_bytes_per_device
@@ -118,7 +117,6 @@ def _memory(proof: proofs.Proof, *, full: bool) -> list[ui.Part]:
 
 
 def _collectives(proof: proofs.Proof, *, full: bool) -> list[ui.Part]:
-    """Return the logical payload by group of axes, then what the compiler adds to it."""
     most: dict[str, float] = defaultdict(float)
     for pair in proof.collectives:
         size = max(pair.bytes_per_step, pair.forecast_bytes_per_step or 0)

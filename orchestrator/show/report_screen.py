@@ -216,7 +216,6 @@ def _main_ratio(report: Report) -> Ratio | None:
 
 
 def compare_screen(reports: Sequence[Report], next_command: str) -> ui.Screen:
-    """Return how fast each run was, what was predicted, and where its time went."""
     speeds: list[ui.Row] = [("RUN", "PODS", "STEPS", "STEP TIME", "P10, P90", "TOKENS/S/CHIP",
                              "MFU", "PREDICTED", "RATIO", "LOSS")]  # fmt: skip
     sizes: list[ui.Row] = [("RUN", "FORECAST", "COMPILED", "MEASURED", "LIMIT")]

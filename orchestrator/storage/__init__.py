@@ -1,6 +1,4 @@
-"""Object storage: buckets whose objects are created once, which decides things, and copies of runs
-on this machine, brought up to date before each look.
-"""
+"""Object storage: buckets whose objects are created once, and copies of runs made here."""
 
 from orchestrator.storage.addresses import SCHEMES, address, folder, is_address, is_copy
 

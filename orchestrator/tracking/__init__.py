@@ -1,6 +1,4 @@
-"""Keeps records of runs outside the journal, which stays the truth: a tracker may be slow or lost,
-and the next sync sends what is missing.
-"""
+"""Keeps records of runs outside the journal, which stays the truth: a sync repairs a tracker."""
 
 from orchestrator.tracking.destinations import (
     NotRecorded,

@@ -35,7 +35,6 @@ _ONCE = {"xla_backend_optimization_level": "0"}
 
 
 def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
-    """Return the program of a plan on a mesh."""
     mesh = collectives.with_copies(mesh, plan.model.kv_heads)
     # Refuse types and optimizers that can be planned only.
     types = plan.precision

@@ -18,9 +18,7 @@ _Rates = dict[str, Quantity]
 
 @dataclass(frozen=True)
 class AxisCounts:
-    """Torus axes for the weights and for `tensor`, an open one as half; both use a `shared` one in
-    turn.
-    """
+    """Torus axes for weights and for `tensor`; an open one counts half, both use a `shared` one."""
 
     weights: float
     tensor: float

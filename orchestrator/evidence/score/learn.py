@@ -333,7 +333,6 @@ def _learn_dense(samples: list[Sample], key: Key) -> _Constants:
 
 
 def _learn_rest(constants: _Constants, samples: list[Sample], key: Key) -> _Constants:
-    """Return the constants with those of mixtures and of narrower types."""
     found, folds = _fit_rest(samples, constants), list(held_out(samples, key))
     without = [_fit_rest(train, constants) for _, train, _ in folds]
     names = (*(unknown.name for unknown in _OF_MIXTURES), *found.quantized)

@@ -20,9 +20,7 @@ _NARROW: dict[str, MatmulType] = {"int8": "int8", "fp8": "fp8"}  # of products a
 
 
 class Unscorable(SpecError):
-    """A row, or a whole file at a line and column, that cannot be planned or whose figure not
-    converted.
-    """
+    """A row, or a whole file, whose run cannot be planned or whose figure cannot be converted."""
 
     def __init__(
         self, why: str, *, file: str | None = None, line: int | None = None,

@@ -333,9 +333,7 @@ def _read_slices(recipe: Recipe, name: str, documents: Sequence[Any]) -> None:
 def _asked(
     name: str, node: Any, replicas: int, annotations: Mapping[str, Any]
 ) -> Iterator[tuple[str, int]]:
-    """Yield the slices of each pod's template; whole jobs are replicated. `annotations` are the
-    parent's.
-    """
+    """Yield the slices of each pod's template below a node; what is replicated are whole jobs."""
     if isinstance(node, list):
         for inside in node:
             yield from _asked(name, inside, replicas, {})

@@ -41,9 +41,7 @@ _PATTERNS = re.compile("|".join(_IRRELEVANT["patterns"]))
 
 
 class UsedKeys:
-    """Values of keys, with the `problems` that people read, and the keys that are `refused` for
-    them.
-    """
+    """Values of keys, with `problems` for people, and the keys `refused`, which most are about."""
 
     def __init__(self, recipe: Recipe) -> None:
         name = str(recipe.get("model_name", "default"))
@@ -99,7 +97,6 @@ class UsedKeys:
         return self[key] not in OFF
 
     def refuse(self, key: str, why: str) -> None:
-        """Refuse a value that no spec can say."""
         setting = self._setting(key)
         self.refused.append(key)
         place = f"{setting.place}: " if setting and setting.place else ""

@@ -33,9 +33,7 @@ _ON_BUCKETS = 6  # times as long: there a host shows itself every five seconds, 
 
 
 class _Watch:
-    """The hosts of a meeting, without comparing clocks. A host is proven by a change of its state:
-    an unchanged state may be that of a host that is long gone.
-    """
+    """The hosts of a meeting. Only a change of its state proves that a host is not long gone."""
 
     def __init__(self, meeting: meetings.Meeting) -> None:
         self._meeting = meeting
@@ -131,9 +129,7 @@ class _HostsAttempt(AbstractContextManager["_HostsAttempt"]):
         self._refused = None if self._order else _TAKEN
 
     def _give(self, order: meetings.Order, after: meetings.Order | None) -> meetings.Order | None:
-        """Give an order under the next number, past invalid ones; None where another came after
-        `after`.
-        """
+        """Give an order under the next free number; None where another came after `after`."""
         while True:
             numbered = replace(order, number=self._meeting.next_number)
             try:

@@ -163,9 +163,7 @@ def _current_slices(plan: Plan) -> tuple[Slice, ...]:
 
 
 def _fence(plan: Plan, chosen: tuple[str, ...]) -> list[Any]:
-    """Reserve the first host of every slice that is not chosen. Ray then takes the chosen ones, and
-    not again and again one that lost another host.
-    """
+    """Reserve the first host of every slice not chosen, or Ray would retry one that lost a host."""
     bundle = {f"TPU-{slices.pod_type(plan)}-head": 1.0}
     if plan.hosts_per_slice == 1:
         bundle = {"TPU": float(plan.chips_per_host)}
@@ -180,9 +178,7 @@ def _fence(plan: Plan, chosen: tuple[str, ...]) -> list[Any]:
 
 
 def _train(plan: Plan, args: WorkerArgs, worker: str, *, rehearsal: bool) -> AttemptEvent:
-    """Run the worker on every host of the plan's slices, with JAX joined and MEGASCALE_SLICE_ID
-    set.
-    """
+    """Run the worker on every host of the plan's slices, with JAX joined; wait for all."""
     # Ray keeps files of its own of a run: all hosts must see them. A rehearsal has one host.
     shared = is_address(args.run) and not rehearsal
     trainer = private_api.jax_trainer(private=rehearsal)(

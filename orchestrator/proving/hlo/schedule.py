@@ -93,7 +93,6 @@ class Record:
 
 
 def last_line(lines: Lines) -> str:
-    """The innermost line."""
     return lines[-1] if lines else _UNKNOWN
 
 
