@@ -209,7 +209,6 @@ def _stage_reports(
         if compared and measured:
             over_predicted = measured.step_s.median / predicted_s
         if compared and price is not None and stage.chip_profile is None:
-            # The price of all rented chips for that time.
             rented = stage.forecast.goodput.inputs.rented
             dollars = price * stage.chips * rented * took_s / HOUR_S
         report = StageReport(

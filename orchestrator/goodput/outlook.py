@@ -81,7 +81,6 @@ def outlook(
     seconds = left_s.uncertain() if left else exactly(0.0)
     price = plan.forecast.dollars_per_chip_hour if forecast and not plan.chip_profile else None
     rate = price and price * plan.chips * plan.forecast.goodput.inputs.rented / HOUR_S
-    # The odds that what is left ends by the deadline.
     odds, until_s = None, (deadline_at_s or 0.0) - so_far.now_s
     if deadline_at_s is not None and (not left or until_s <= 0):
         odds = float(not left)
@@ -147,7 +146,7 @@ def change_s(goodput: GoodputForecast) -> float:
 
 
 def over_stages(parts: Sequence[StagePart]) -> GoodputForecast:
-    """Return the goodput of all stages, weighted by seconds; saves are of the longest stage."""
+    """Return the goodput of all stages, weighted by seconds, with the longest stage's saves."""
     longest = max(parts, key=lambda part: part.all_s).goodput
     steps_s = sum(part.steps_s for part in parts)
     changes = [change_s(part.goodput) for part in parts[1:]]

@@ -178,7 +178,7 @@ def _is_split_over_tensor(weight: Weight) -> bool:
 
 
 def _reduced_at_a_time(layout: Training, stack: Stack) -> tuple[Number, Number]:
-    """Layers reduced at once, and how often per step: each alone, or all where steps accumulate."""
+    """Layers reduced at once, and how often per step: one by one, or all where steps accumulate."""
     layers = len(stack.layers)
     stacked = np.where(per_layer(layout), 1, layers)
     return stacked, layers // stacked
@@ -287,7 +287,6 @@ def _stream_exchanges(layout: Training) -> list[Exchange]:
 
     sublayers = layout.over_layers(lambda block: len(block.sublayers))
     repeated = layout.over_layers(lambda block: sum(map(layout.repeats_output, block.sublayers)))
-    # Inputs of the blocks, over the width of the stream.
     inputs = layout.over_layers(
         lambda block: sum(part.entering_width for part in block.sublayers) / d_model
     )

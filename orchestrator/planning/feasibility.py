@@ -25,10 +25,8 @@ Sizes = dict[str, Any]  # of each mesh axis inside a pod, as Ints
 
 @dataclass(frozen=True)
 class _Rule:
-    """One divisibility: what is split, by what, and which meshes satisfy it.
-
-    A rule is `inherited` if a size that breaks it still breaks it when multiplied. `is_whole`: it
-    allows no split at all.
+    """One divisibility: what is split, by what, and which meshes satisfy it. A rule is `inherited`
+    if a size that breaks it still breaks it when multiplied. `is_whole`: it allows no split at all.
     """
 
     name: str

@@ -46,10 +46,8 @@ OfferReasonCode = Literal[
 
 
 class OfferRequest(Value):
-    """What is wanted: the most days and dollars, the chips, and their prices.
-
-    `prices` is a kind of the catalog, or the name of a file. A choice is sure where its odds are at
-    least `sure`.
+    """What is wanted: the most days and dollars, the chips, and their prices. `prices` is a kind of
+    the catalog, or the name of a file. A choice is sure where its odds are at least `sure`.
     """
 
     by_days: float | None = None

@@ -87,7 +87,6 @@ def _stage(stage: TrainingStage, before: TrainingStage) -> dict[str, Any]:
 
 
 def _written(key: str, value: Any) -> Any:
-    """Return a value as a file has it."""
     if isinstance(value, Model) and value.name in catalog.models():
         known = catalog.model(value.name)
         return value.name if known == value else _section(value)
@@ -178,7 +177,6 @@ def _changed(source: Path, path: Path, overrides: Sequence[str]) -> str:
 
 
 def _named(text: str, path: Path) -> str:
-    """Return the text with the name of its file."""
     name, wanted = path.stem.replace("_", "-"), schemas.schema_field("name")
     if not is_legal(name, wanted):
         raise SpecError(f"{path.stem!r} cannot name a spec: it must be {must(wanted)}")

@@ -56,9 +56,9 @@ def plan(
     profile: str | None = None,
     stage: int | None = None,
 ) -> Plan:
-    """Return the fastest realizable plan of a spec; `SpecError` says why there is none. `profile`
-    names a chip profile of `calibrate` for the forecast; `stage` is the number of one stage, from
-    1, planned in its place.
+    """Return the fastest realizable plan of a spec, or raise `SpecError` with the reasons.
+    `profile` names a chip profile of `calibrate` for the forecast; `stage` is the number of one
+    stage, from 1, planned in its place.
     """
     return plans(spec, 1, overrides, profile=profile, stage=stage)[0]
 

@@ -59,7 +59,6 @@ def doctor_screen(report: runs.HealthReport) -> ui.Screen:
 
 
 def run_doctor_screen(health: runs.RunHealth, repair_command: str) -> ui.Screen:
-    """Return what is wrong with the files of a run, what was repaired, and what to do next."""
     verdict = f"Doctor: the files of {health.run} are as they were written."
     if health.findings:
         wrong = fmt.counted(len(health.findings), "file")
@@ -76,7 +75,6 @@ def run_doctor_screen(health: runs.RunHealth, repair_command: str) -> ui.Screen:
 
 
 def sync_screen(results: Sequence[runs.SyncResult], storage: str, next_command: str) -> ui.Screen:
-    """Return each run with its steps in MLflow, and whether any is missing."""
     if not results:
         nothing = f"No runs in {storage} that are this user's"
         return ui.screen([ui.Command(nothing), *ui.next_step("orch submit SPEC")])

@@ -107,7 +107,6 @@ def _run_page(
     chips, to which `proof` belongs. `mlflow` is the run's address in the MLflow UI.
     """
     full, comparable_s = rehearsed or plan, None
-    # The measured step, if it can be compared with the forecast for chips.
     if report.measured and report.ratios and not report.rehearsal:
         comparable_s = report.measured.step_s.median
     return draw.filled(

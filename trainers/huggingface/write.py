@@ -166,7 +166,6 @@ def _new_arrays(path: Path, shapes: Mapping[str, read.Shape], dtype: Any) -> dic
 
 
 def main() -> int:
-    """Answer the request on standard input."""
     request = codec.from_json(sys.stdin.readline().encode(), WeightsRequest)
     try:
         result = write(request, codec.from_json(request.plan.encode(), Plan))

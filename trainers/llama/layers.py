@@ -278,7 +278,6 @@ def _frequencies(kind: description.Rotary) -> jax.Array:
 
 
 def _magnitude(scaling: RopeScaling | None) -> float:
-    """The factor of turned vectors."""
     if scaling is None or scaling.kind != "yarn":
         return 1.0
     if scaling.attention_factor is not None:

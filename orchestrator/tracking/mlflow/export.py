@@ -41,7 +41,6 @@ _PARENT_STATUS: dict[StudyState, Status] = {
 
 
 def _study_points(report: ScalingReport | SweepReport, at_s: float) -> list[MetricPoint]:
-    """Return all points of a study as it is measured by now."""
     # Those of a trial come once no run of it will change them: a server takes no point back.
     points: list[MetricPoint] = []
     if isinstance(report, SweepReport):
