@@ -63,8 +63,7 @@ class Assignment:
 
 def train(plan: Plan, assignment: Assignment) -> Outcome:
     """Run a plan with its trainer on all devices, stage after stage; it ends with a checkpoint. A
-    stage begins with the last checkpoint of the one before: if that is not whole, the run goes
-    back.
+    stage begins with the last checkpoint of the one before: if that is not whole, it goes back.
     """
     listen_on_node_address()
     deepen_compiler_stacks(os.environ)

@@ -88,8 +88,8 @@ class GkeNames(Value):
 
 
 class FailureRates(Value):
-    """The shares of machines, cables between chips and optical switches that fail in a day. The 80
-    % interval is the rates over and times `spread`. `assumed`: they are those of another chip.
+    """The shares of machines, cables between chips and optical switches that fail in a day. The
+    interval of 80 % is the rates over and times `spread`. `assumed`: they are another chip's.
     """
 
     machines_per_day: Quantity

@@ -142,9 +142,8 @@ def _explain_failure(
     slices: Sequence[Slice] | None,
     unseen: DeadRank | None = None,
 ) -> _AttemptEnd:
-    """Why an attempt failed. A lost host is a preemption, whatever the processes report. A rank
-    that died without an error lacks a step to compare; an `unseen` one ended before its first
-    heartbeat.
+    """Why an attempt failed. A lost host is a preemption, whatever is reported. A rank that died
+    without an error lacks a step to compare; an `unseen` one ended before its first heartbeat.
     """
     rank = unseen.rank if unseen else first_dead.rank if first_dead else None
     left, lost = {shown.name: shown for shown in slices or () if shown.hosts}, []
@@ -194,8 +193,8 @@ def end_ranks(
     read: ReadHeartbeats = heartbeat.read_heartbeats,
 ) -> None:
     """Wait until no rank of the attempt is left on this machine, and kill those that stay. An
-    `expected` rank may still be starting: it is waited for, up to a limit. Ranks on other machines
-    end by themselves.
+    `expected` rank may be starting: it is awaited, up to a limit. Ranks elsewhere end by
+    themselves.
     """
     began_s = clock.now_s()
     while True:

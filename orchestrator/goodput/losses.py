@@ -19,7 +19,7 @@ DEVIATIONS = 1.2815515655446004  # of a normal distribution, from its middle to 
 
 
 def odds_below(amount: Estimate, limit: float) -> float | None:
-    """Return the probability of at most the limit, log-normal on either side; None if unknown."""
+    """Return the probability of at most the limit, log-normal on either side of `expected`."""
     expected, low, high = amount.expected, amount.low, amount.high
     if expected is None or low is None or high is None:
         return None
@@ -109,7 +109,7 @@ def total(numbers: Iterable[Uncertain]) -> Uncertain:
 
 
 def with_causes(value: float, ends: Iterable[tuple[float, float]], most: float) -> Uncertain:
-    """Return a number, at most `most`; `ends` are its values at both ends of each free cause."""
+    """Return a number, at most `most`; `ends`: its values at both ends of independent causes."""
     down, up = [0.0], [0.0]
     for pair in ends:
         changes = [log(end / value) for end in pair]

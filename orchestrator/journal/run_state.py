@@ -363,8 +363,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide_retry(run: values.Run, retries: RetryLimits, *, repeats: bool = False) -> Decision:
-    """Decide what to do after the newest attempt, which has ended. `repeats`: every attempt would
-    fail.
+    """Decide what to do after the newest attempt; the run ends if its error always `repeats`.
 
     Failures and hangs count against one budget and preemptions against another, each since the last
     attempt that got further than all before it. The same error at the same step ends the run

@@ -27,8 +27,7 @@ class Treatments(Protocol):
 @dataclass(frozen=True)
 class Policy:
     """Tensors that wait for the backward pass in HBM or on the host; it recomputes all others but
-    the block's input. `attention` stays with its log-sum-exp, so that its kernel does not run
-    again.
+    the block's input. `attention` stays with its log-sum-exp, so that its kernel runs once.
     """
 
     keep: frozenset[str] = frozenset({BLOCK_INPUT})

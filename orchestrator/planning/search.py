@@ -213,8 +213,7 @@ _COLUMNS = tuple(each.name for each in fields(Candidates) if each.name != "polic
 @dataclass(frozen=True)
 class SearchResult:
     """The work of a search. `smallest_bytes`: the lowest peak of any realizable plan;
-    `smallest_host_bytes`: the least host memory per chip where HBM suffices; `margin`: memory left
-    free.
+    `smallest_host_bytes`: the least host memory per chip where HBM suffices; `margin`: left free.
     """
 
     enumerated: int

@@ -170,8 +170,8 @@ def _one_ring(slice_torus: Torus, group: tuple[str, ...], chips: Ints) -> tuple[
 
 
 def _exchange_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Floats:
-    """Bytes per second at which each device sends in an all-to-all over the group. A byte travels n
-    / 4 links of a ring of n devices; the slowest axis decides.
+    """Bytes per second at which each device sends in an all-to-all over the group. On a ring of n
+    devices a byte travels n / 4 links; the slowest axis decides.
     """
     gather = group_rate(slice_torus, factors, group)
     if slice_torus.switched:

@@ -167,9 +167,8 @@ class CompiledCollective(Value):
 
 
 class DcnSend(Value):
-    """An operation that sends to other pods, and the trainer's lines that ask for it.
-    `in_backward`: it depends on a backward pass, as gradients do; `is_stored`: on no tokens, as
-    weights do.
+    """An operation that sends to other pods, with the trainer's lines. `in_backward`: it depends on
+    a backward pass, as gradients do; `is_stored`: on no tokens, as weights do.
     """
 
     name: str

@@ -119,9 +119,8 @@ def examples() -> dict[str, str]:
 def create(
     path: Path | None = None, example: str | None = None, overrides: Sequence[str] = ()
 ) -> Path:
-    """Write the starter, an example or another spec as a spec of that name, never over an existing
-    one, with its schema. With overrides it loses comments. Without a path it is named after its
-    example.
+    """Write the starter, an example or another spec under that name, or its example's, with its
+    schema. Overrides lose comments; an existing spec is never overwritten.
     """
     if path is None and example is None:
         raise Usage("name the file to write, for example my-run.yaml")

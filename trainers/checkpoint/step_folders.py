@@ -1,7 +1,7 @@
 """The saved steps in a folder: each appears and disappears as a whole, and has checksums.
 
 Orbax writes and reads them, but restores flipped bits and casts types silently: so each process
-sums its shards before a step becomes visible, and sums and shapes are checked first.
+sums its shards before a step becomes visible, and a restore first checks sums and shapes.
 """
 
 import errno

@@ -1,11 +1,9 @@
 """Batches from a token set on disk, shuffled by epoch.
 
 The set is a ring of tokens, cut into windows of `length` tokens without end. An epoch is the next
-`tokens
-
-length` windows, in its own order: it uses no token twice and leaves out fewer than `length`, with
-which the next begins. A window is read with one more token, its last target. Stages follow one
-another in the ring, so none repeats what another has used while the set lasts.
+`tokens // length` windows, in its own order: it uses no token twice and leaves out fewer than
+`length`, with which the next begins. A window is read with one more token, its last target. Stages
+follow one another in the ring, so none repeats what another has used while the set lasts.
 """
 
 from collections.abc import Iterable

@@ -218,8 +218,7 @@ def _own_experts(
 
 def router_metrics(plan: Plan, routed: Routed) -> dict[str, jax.Array]:
     """Return the routers' losses, the share of dropped choices, each expert's load over the mean,
-    and the busiest one's, mean over layers. Single layers' loads stay in their slice: few numbers
-    may cross.
+    and the busiest one's, mean over layers. Few numbers may cross pods: layers' own loads do not.
     """
     layers, experts = routed.load.shape
     choices = float(plan.batch.tokens * plan.model.moe.top_k * layers)  # type: ignore[union-attr]
@@ -277,8 +276,7 @@ def _through_experts(
     transform: Callable[[jax.Array, jax.Array], jax.Array],
 ) -> jax.Array:
     """Each token's weighted sum over its experts: x [T, D], weights [T, k] -> [T, D]. `transform`
-    does rows [rows, D], times weights [rows, 1] before the last matmul, whose result is then not
-    kept.
+    multiplies rows [rows, D] and, before its last matmul, weights [rows, 1].
     """
     token, complete = rows.choice // weights.shape[1], rows.complete
     row_x = _spread(complete, x, token, rows.row)

@@ -65,8 +65,7 @@ matmul_reduce_scatter.defvjp(
 @line("matmul")
 def _weight_gradient(stream: jax.Array, inner: jax.Array) -> jax.Array:
     """The gradient of weight [D, F], rounded once, from [Y, b, t, D] and [Y, b, t, F]. Positions
-    stay three dimensions, in the order in which a ring has written them: anything else costs a
-    copy.
+    stay three dimensions, in the order in which a ring has written them, which saves copies.
     """
     if len(stream) > 1:
         stream = with_layout_constraint(stream, Layout(tuple(range(stream.ndim))))

@@ -174,7 +174,7 @@ def _say_batch(
 
 def _tensor(chip: Chip, topology: Topology, numbers: dict[str, float]) -> _Figures | None:
     """Return tensor `ways` on a longer torus axis: a line, with a `share` of the ring's rate. The
-    book's whole ring binds above `least` tokens per chip; powers of two rarely fill one.
+    book's whole ring is compute-bound above `least` tokens per chip; powers of two rarely fill one.
     """
     axes = axes_of(chip, topology)
     if axes is None or axes.shared or numbers["Y_most"] < 2 or not tensor_pays(numbers):

@@ -26,9 +26,8 @@ _ANSWER_LIMIT_S = 300.0  # a busy head may take long to start the actor
 
 
 class _QueueAnswer(Value):
-    """The runs `ahead` in the queue, none when it is this run's turn, and the slices `taken` by
-    other runs, even if free for the moment. `superseded`: a later claim of the run has asked; it
-    gets none.
+    """The runs `ahead` in the queue, none on this run's turn, and the slices `taken` by other runs,
+    even if free now. `superseded`: a later claim of the run has asked; this one gets none.
     """
 
     ahead: tuple[str, ...]
