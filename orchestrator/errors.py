@@ -1,16 +1,10 @@
-"""All errors that orch raises on purpose. This imports nothing of orch.
-
-The command line prints the text and exits with `exit_code`. Any other exception is a bug.
-"""
+"""All errors that orch raises on purpose, without imports of orch. Any other exception is a bug."""
 
 from collections.abc import Mapping
 
 
 class OrchError(Exception):
-    """A failure with one message for the user, and a command to type next where one helps.
-
-    `code` names the kind of error for programs: the name of its class, in lower case.
-    """
+    """A failure with a message, and a command to type next. `code`: its class in lower case."""
 
     exit_code = 1
     code = "orch_error"
@@ -84,10 +78,7 @@ class NoTopology(SpecError):
 
 
 class NoSuchSlice(SpecError):
-    """A chip does not have this topology. `legal` lists those that it has.
-
-    `is_cluster`: it is a cluster of GPUs, of which a slice is one NVLink domain.
-    """
+    """A chip lacks this topology. `is_cluster`: of GPUs, whose slice is one NVLink domain."""
 
     def __init__(
         self, reason: str, legal: list[str], legal_are: str, *, is_cluster: bool = False
@@ -162,9 +153,7 @@ class JournalUnreadable(OrchError):
 
 
 class OtherVersion(JournalUnreadable):
-    """A file of a run was written by another version of orch, whose schema number is `written`;
-    this version reads `read`. None where the file has no number.
-    """
+    """A file of a run has schema `written`, None without a number; this version reads `read`."""
 
     def __init__(self, path: object, what: str, *, written: int | None, read: int | None) -> None:
         self.path, self.what, self.written, self.read = path, what, written, read

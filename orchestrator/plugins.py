@@ -1,7 +1,5 @@
-"""Finds trainers, trackers and backends by name: built in, installed, or by their dotted name.
-
-A name is built in, or an entry point in the group `orch.KINDs` of an installed package, or a
-reference `package.module:attribute`. A trainer may also be a whole module, `package.module`.
+"""Finds trainers, trackers and backends by name: built in, an entry point of the group `orch.KINDs`
+in an installed package, or `package.module:attribute` (for a trainer, a module).
 """
 
 import re

@@ -1,5 +1,3 @@
-"""Trainers, and what is the same for all of them: loop, data, checkpoints, metering.
-
-`contract` says what a trainer is. Only trainers and the processes that start them import JAX. They
-import types, errors and plan arithmetic from `orchestrator`.
+"""Trainers, and what is the same for all of them; `contract` says what a trainer is. Only they
+import JAX. They import values, errors and plan arithmetic from `orchestrator`.
 """

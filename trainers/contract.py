@@ -1,12 +1,10 @@
 """What a trainer promises (trainers/README.md). Knows no trainer by name.
 
-A trainer is a module or an object with `program(plan, mesh) -> Program`, where `mesh` may be
-abstract: the program is then only traced. Or it is a function `build(plan, mesh)`, which may also
-return a lowered program of any kind. That can be proved, not trained.
+It has `program(plan, mesh) -> Program`, traced only where `mesh` is abstract; or it is a function
+`build(plan, mesh)`, which may return a lowered program: proved, not trained.
 
-Data comes as token ids [sequences, length + 1] in natural order; each row is a pure function of
-(seed, step). The trainer's `arrange`, plain numpy, treats each row by itself and keeps their order:
-a process arranges only the rows that its own devices hold.
+Data is token ids [sequences, length + 1] in natural order; each row is a pure function of (seed,
+step). The trainer's `arrange` keeps the rows' order: processes arrange only their own.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
-"""The training loop, the same for every trainer. It knows no Ray and no MLflow.
-
-Whatever kills it, the next attempt in the same directory continues from the last whole checkpoint
-with the same data, and gives the same losses to the bit.
+"""The training loop, the same for every trainer; it knows no Ray and no MLflow. If killed, the next
+attempt continues from the last whole checkpoint, with the same data and the same losses to the bit.
 """
 
 import os
@@ -64,10 +62,8 @@ class Assignment:
 
 
 def train(plan: Plan, assignment: Assignment) -> Outcome:
-    """Run a plan with its trainer on all devices, stage after stage; it ends with a checkpoint.
-
-    A stage begins with the checkpoint that the one before it ended with. If that turns out not to
-    be whole, the run goes back to the stage of the one before.
+    """Run a plan with its trainer on all devices, stage after stage; it ends with a checkpoint. A
+    stage begins with the last checkpoint of the one before: if that is not whole, it goes back.
     """
     listen_on_node_address()
     deepen_compiler_stacks(os.environ)
@@ -248,10 +244,8 @@ _MOST_BYTES = 1 << 30  # the programs that were used last stay
 
 
 def share_compiled_programs() -> None:
-    """Compile each program once where processes emulate devices on the cores of one machine.
-
-    Call this before the first program. JAX keys a program of CPUs by its process, so that processes
-    share none; here the machine stands for it.
+    """Compile a program once where processes emulate devices on the cores of one machine; call this
+    before the first. JAX keys CPU programs by process; here the machine stands for it.
     """
     folder = os.environ.get(COMPILED)
     if not folder or not hasattr(cache_key, "_hash_accelerator_config"):

@@ -1,8 +1,5 @@
-"""The device mesh of a Plan, for every trainer.
-
-Each mesh axis lies on the torus axes that the Plan names, by the coordinates of the devices. Along
-an axis whose devices pass data on, each device is a neighbour of the next.
-Devices without coordinates (CPU, GPU) are ordered by slice, then by process.
+"""The device mesh of a Plan: its axes on the torus axes that the Plan names, by device coordinates,
+so that devices that pass data on are neighbours. Without coordinates: by slice, then process.
 """
 
 import os

@@ -1,8 +1,7 @@
-"""Measure each step, one step late.
+"""Measure each step, one step late, so that the device never waits for the meter.
 
-The metrics of a step are read when the next one is already on the device, so the device never waits
-for the meter. A step ends when its metrics can be read. Memory is read after the first step of an
-attempt, and where the loop pauses anyway: after evaluations, before it saves, and at the end.
+A step ends when its metrics can be read: when the next is on the device. Memory is read after an
+attempt's first step, and where the loop pauses: after evaluations, before saves, at the end.
 """
 
 import math
@@ -120,10 +119,7 @@ class Meter:
 
 
 class Evaluator:
-    """Evaluates held-out text by a program's forward pass, after each `every` steps and the last.
-
-    It calls `progressed` after each batch. The state stays as it is.
-    """
+    """Evaluates held-out text after each `every` steps and the last, calling `progressed`."""
 
     def __init__(
         self, program: Program, text: HeldOut, every: int, last: int, progressed: Callable[[], None]

@@ -18,11 +18,7 @@ _MESSAGE_BYTES = 256
 
 
 def listen_on_node_address() -> None:
-    """Let gloo, the collectives of CPUs, listen on the address of this node.
-
-    Otherwise it takes the address of the host's name, which other machines may reach. Call this
-    before JAX makes its devices.
-    """
+    """Let gloo listen on this node's address only. Call this before JAX makes its devices."""
     if address := os.environ.get(NODE_ADDRESS):
         jaxlib: Any = jax_lib._jax  # type: ignore[attr-defined]  # JAX has no public way to say it
         make = functools.partial(jaxlib.make_gloo_tcp_collectives, hostname=address)
@@ -56,10 +52,8 @@ def first_message(message: str | None) -> str | None:
 
 
 class StopVote:
-    """Whether any process wants to stop, so that all stop after the same step.
-
-    Each process votes before each step. Among several processes the votes are summed on the devices
-    between two steps, and the result is read one step later: nobody waits for it.
+    """Whether any process wants to stop, so that all stop after the same step. They vote before
+    each; votes are summed on the devices between steps, and read one step later: nobody waits.
     """
 
     def __init__(self, wants_stop: Callable[[], bool]) -> None:

@@ -62,10 +62,7 @@ class RayNames(Value):
 
 
 class _CompilerOption(Value):
-    """The value of a compiler option, and the evidence for it.
-
-    `between_slices`: also for plans whose slices share weights.
-    """
+    """A compiler option's value, its evidence, and whether plans with shared weights have it."""
 
     value: bool | int | float | str
     source: _Name
@@ -73,9 +70,8 @@ class _CompilerOption(Value):
 
 
 class _LibtpuNames(Value):
-    """The TPU compiler's names for the chip's topologies, and how two cores are one device.
-
-    `options` are compiler options of every plan on the chip, unless its spec sets them otherwise.
+    """The TPU compiler's names for topologies, and how two cores are one device. `options` are of
+    every plan on the chip, unless its spec sets them otherwise.
     """
 
     topology: _Name
@@ -85,20 +81,15 @@ class _LibtpuNames(Value):
 
 
 class GkeNames(Value):
-    """Google Kubernetes Engine's names for the chip: `accelerator` is a value of its node labels.
-
-    A manifest selects nodes by it. `orch` itself does not read it.
-    """
+    """GKE's names for the chip: `accelerator` is a value of node labels, for manifests only."""
 
     accelerator: _Name
     source: _Name
 
 
 class FailureRates(Value):
-    """The shares of machines, cables between chips and optical switches that fail in a day.
-
-    The 80 % interval reaches from the rates over `spread` to the rates times `spread`. `assumed`:
-    nobody published rates of this chip, and these are those of another.
+    """The shares of machines, cables between chips and optical switches that fail in a day. The
+    interval of 80 % is the rates over and times `spread`. `assumed`: they are another chip's.
     """
 
     machines_per_day: Quantity
@@ -202,7 +193,6 @@ def chip(name: str) -> Chip:
 
 
 def chip_of(resources: _NamesChip) -> Chip:
-    """Return the chip of a spec's resources or of a plan."""
     if resources.chip_definition is None:
         return chip(resources.chip)
     return defined(resources.chip, resources.chip_definition)

@@ -16,11 +16,7 @@ REFERENCE, OTHER = "maxtext", "other"  # software: most runs are of the first
 
 
 class LearnedConstant(Value):
-    """A constant, and the published runs that it was learned from.
-
-    `unsure` is the standard deviation, as a share of the value, with which it changes as documents
-    are left out.
-    """
+    """A constant and its runs; `unsure` is its relative deviation as documents are left out."""
 
     value: float
     unsure: float = 0.0
@@ -82,9 +78,7 @@ UNKNOWN_TYPE = 0.15
 
 @cache
 def efficiency(chip: str, compute: str = "bf16") -> Efficiency | None:
-    """Return what that kind of chip reaches where products are in that type; None where no run of
-    it was ever published here.
-    """
+    """Return what a kind of chip reaches in that type; None where no run of it is published."""
     learned = table(_LEARNED)
     if chip not in learned["matmul"]:
         return None
@@ -122,11 +116,7 @@ def shared_efficiency(name: str) -> LearnedConstant:
 
 
 class BookQuestion(Value):
-    """What a publication asks, exactly: a model, a batch, slices of a chip.
-
-    It is quoted for specs of the model on `quoted_for_pods` slices; without them, for any spec of
-    the model.
-    """
+    """What a publication asks: model, batch, slices; quoted only on `quoted_for_pods`, if given."""
 
     title: str
     model: str
@@ -149,10 +139,8 @@ class _RemarkFormula(Value):
 
 
 class PublishedFigure(Value):
-    """A figure as printed, and what gives it.
-
-    `formula` gives it with `inputs` in place of the question's own numbers. `exact`, or else
-    `formula`, with the question's own numbers and `exact_inputs`, is what it should have been.
+    """A figure as printed. `formula` gives it with `inputs`; `exact`, or else `formula`, with the
+    question's own numbers and `exact_inputs`, is what it should have been.
     """
 
     questions: tuple[str, ...]

@@ -27,11 +27,8 @@ from orchestrator.values.spec import Pods
 
 
 class _SliceRequest(Value):
-    """The slices that a run needs.
-
-    A run that has `started` may go on with fewer. So may any run on a `private` cluster, where no
-    slice is ever added. It takes a multiple of `sharing`: so many slices have one copy of the
-    weights.
+    """The slices that a run needs, a multiple of `sharing`, which have one copy of the weights. A
+    run that has `started`, or on a `private` cluster, which adds no slice, may go on with fewer.
     """
 
     pods: Pods

@@ -64,7 +64,6 @@ class Monitor:
         self.poll_s = poll_interval_s(self.args.heartbeat_s)
 
     def wait_for_end(self) -> _AttemptEnd:
-        """Watch until the attempt has ended, or must be ended."""
         while True:
             event = self.attempt.next_event(self.poll_s)
             now_s = self.read_heartbeats()
@@ -143,11 +142,8 @@ def _explain_failure(
     slices: Sequence[Slice] | None,
     unseen: DeadRank | None = None,
 ) -> _AttemptEnd:
-    """Why an attempt failed.
-
-    A lost host is a preemption, whatever error the processes report. A rank that died without an
-    error lacks a step to compare with the next attempt's. An `unseen` rank ended before its
-    first heartbeat.
+    """Why an attempt failed. A lost host is a preemption, whatever is reported. A rank that died
+    without an error lacks a step to compare; an `unseen` one ended before its first heartbeat.
     """
     rank = unseen.rank if unseen else first_dead.rank if first_dead else None
     left, lost = {shown.name: shown for shown in slices or () if shown.hosts}, []
@@ -196,10 +192,9 @@ def end_ranks(
     clock: Clock = _REAL_CLOCK,
     read: ReadHeartbeats = heartbeat.read_heartbeats,
 ) -> None:
-    """Wait until no rank of the attempt is left on this machine, and kill those that stay.
-
-    An `expected` rank without a heartbeat may still be starting: it is waited for, up to a limit.
-    Ranks on other machines end by themselves when they see that their attempt counts no more.
+    """Wait until no rank of the attempt is left on this machine, and kill those that stay. An
+    `expected` rank may be starting: it is awaited, up to a limit. Ranks elsewhere end by
+    themselves.
     """
     began_s = clock.now_s()
     while True:

@@ -57,7 +57,6 @@ class _RunSaves:
             time.sleep(POLL_S)
 
     def settle(self) -> None:
-        """Wait a moment until the last report is recorded."""
         deadline = time.monotonic() + _SETTLE_LIMIT_S
         while self._reported and self._reported not in self._watch.saved:
             if time.monotonic() > deadline:

@@ -117,7 +117,6 @@ def _ratios(plan: Plan, measured: Measurement) -> tuple[values.Ratio, ...]:
 
 
 def _gap(plan: Plan, measured: Measurement) -> values.Gap:
-    """Return how much longer a step took than predicted, part by part."""
     against, predicted_s = _reference(plan)
     forecast, device_s = plan.forecast, measured.device_s
     usual_s, slow_s = device_times(measured)
@@ -154,10 +153,7 @@ def _gap(plan: Plan, measured: Measurement) -> values.Gap:
 
 
 def device_times(measured: Measurement) -> tuple[float, float]:
-    """Return the mean seconds of a step on the devices: the usual part, and what slow steps add.
-
-    The usual part is the median, or the mean where that is smaller.
-    """
+    """Return the mean seconds of a step on the devices: the usual part, and what slow steps add."""
     mean_s = measured.mean_step_s - measured.mean_data_s - measured.mean_checkpoint_s
     usual_s = min(measured.device_s, mean_s)
     return usual_s, mean_s - usual_s
@@ -203,10 +199,7 @@ def _steps_of(plan: Plan, steps: StepTable) -> StepTable:
 def _stage_reports(
     whole: Plan, steps: StepTable, *, compared: bool
 ) -> tuple[tuple[StageReport, ...], values.StageTotals | None]:
-    """Return the reports of all stages, and what they took together; None without stages.
-
-    `compared`: the forecast is about the run's devices.
-    """
+    """Return the reports of all stages and totals. `compared`: the forecast fits the devices."""
     stages = []
     for stage in whole.stages:
         own = _steps_of(stage, steps)
@@ -216,7 +209,6 @@ def _stage_reports(
         if compared and measured:
             over_predicted = measured.step_s.median / predicted_s
         if compared and price is not None and stage.chip_profile is None:
-            # The price of all rented chips for that time.
             rented = stage.forecast.goodput.inputs.rented
             dollars = price * stage.chips * rented * took_s / HOUR_S
         report = StageReport(

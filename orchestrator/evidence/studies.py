@@ -120,10 +120,8 @@ _MAX_LINES = 3
 
 
 def _explain_gaps(gaps: Sequence[tuple[Plan, float]]) -> tuple[values.GapExplanation, ...]:
-    """Return the lines that explain most of the gaps, which are in seconds, one for each plan.
-
-    The lines are those of the expected step or, without one, of the lower bound. For each line the
-    multiple is found that leaves the least squared gaps; a negative multiple explains nothing.
+    """Return the lines that explain most of the gaps, which are in seconds, one for each plan. A
+    line's multiple leaves the least squared gaps; a negative one explains nothing.
     """
     if len(gaps) < _MIN_TRIALS:
         return ()
@@ -264,7 +262,6 @@ def _spread(runs: Sequence[_TrialRun], figure: Callable[[Measurement], float]) -
 
 
 def _forecast_sweep(study: Study, plans: _TrialPlans) -> values.SweepForecast:
-    """Return the plan of each trial, and the days and dollars of all."""
     trials, planned = [], []
     for trial in study.trials:
         plan, figures = plans[trial.number], None

@@ -1,7 +1,4 @@
-"""What a forecast of goodput starts from: rates of failures, seconds of a recovery, cost of a save.
-
-What the spec states comes first, then the chip, then the catalog's assumptions.
-"""
+"""What a forecast of goodput starts from: the spec's values, the chip's, then the catalog's."""
 
 from dataclasses import replace
 from math import exp, factorial, log2
@@ -165,7 +162,5 @@ def _slice_recovery(
 
 
 def _no_spare(others_out: float, spare: int) -> float:
-    """Return the probability that all spare slices are out, while `others_out` are out on average:
-    their number is Poisson's.
-    """
+    """Return the chance that all spares are out; outages are Poisson's, on average `others_out`."""
     return 1 - sum(exp(-others_out) * others_out**n / factorial(n) for n in range(spare))

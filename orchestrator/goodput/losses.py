@@ -19,10 +19,7 @@ DEVIATIONS = 1.2815515655446004  # of a normal distribution, from its middle to 
 
 
 def odds_below(amount: Estimate, limit: float) -> float | None:
-    """Return the probability that an amount is at most the limit; None without an interval.
-
-    The logarithm is normal on each side of `expected`, with the width of that side.
-    """
+    """Return the probability of at most the limit, log-normal on either side of `expected`."""
     expected, low, high = amount.expected, amount.low, amount.high
     if expected is None or low is None or high is None:
         return None
@@ -112,9 +109,7 @@ def total(numbers: Iterable[Uncertain]) -> Uncertain:
 
 
 def with_causes(value: float, ends: Iterable[tuple[float, float]], most: float) -> Uncertain:
-    """Return a number, at most `most`, with its interval: `ends` are what it would be at both ends
-    of each independent cause.
-    """
+    """Return a number, at most `most`; `ends`: its values at both ends of independent causes."""
     down, up = [0.0], [0.0]
     for pair in ends:
         changes = [log(end / value) for end in pair]
@@ -126,10 +121,7 @@ def with_causes(value: float, ends: Iterable[tuple[float, float]], most: float) 
 
 
 def over_share(amount: Estimate, share: GoodputForecast) -> Estimate:
-    """Return a time or cost of steps with the time that trains nothing.
-
-    The bound takes the best goodput of its interval. The interval of the result joins both.
-    """
+    """Return a time or cost with the time that trains nothing; the bound takes the best share."""
     lower, unoverlapped = amount.lower / share.high, amount.unoverlapped / share.expected
     whole = replace(amount, lower=lower, unoverlapped=unoverlapped)
     if amount.expected is None or amount.low is None or amount.high is None:
@@ -212,9 +204,7 @@ def _rhythm_of(inputs: GoodputInputs, instead: dict[str, float]) -> Rhythm:
 
 
 def _ends(inputs: GoodputInputs, every_s: float, run_s: float) -> Iterator[tuple[float, float]]:
-    """Yield the share at both ends of each uncertain input, and of the number of failures that
-    happen to strike in `run_s`, which is Poisson's.
-    """
+    """Yield the share at both ends of each uncertain input, and of Poisson's count of failures."""
     per_day = inputs.failures_per_day.value
     spread = DEVIATIONS * sqrt(per_day * DAY_S / run_s)
     by_chance = Uncertain(value=per_day, low=max(per_day - spread, 0.0), high=per_day + spread)

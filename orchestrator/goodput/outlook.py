@@ -1,7 +1,4 @@
-"""What is left of a run: its forecast, and what it has measured so far, each as sure as it is.
-
-Both are numbers whose logarithms are normal. Their mean is weighted by how sure each is.
-"""
+"""What is left of a run: its forecast and its measurements, log-normal and weighted by how sure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -53,11 +50,7 @@ class _Belief:
 def outlook(
     plan: Plan, so_far: SoFar, deadline_at_s: float | None, *, forecast: bool
 ) -> Outlook | None:
-    """Return what is left; None where neither a forecast nor a measurement says how long a step
-    takes.
-
-    `forecast`: whether the plan's is about the devices that the run is on.
-    """
+    """Return what is left, or None. `forecast`: whether the plan's is about the run's devices."""
     stage = plan.stage_of(max(so_far.measured_steps - 1, 0))
     # The seconds of the steps that are left.
     beliefs = []
@@ -88,7 +81,6 @@ def outlook(
     seconds = left_s.uncertain() if left else exactly(0.0)
     price = plan.forecast.dollars_per_chip_hour if forecast and not plan.chip_profile else None
     rate = price and price * plan.chips * plan.forecast.goodput.inputs.rented / HOUR_S
-    # The odds that what is left ends by the deadline.
     odds, until_s = None, (deadline_at_s or 0.0) - so_far.now_s
     if deadline_at_s is not None and (not left or until_s <= 0):
         odds = float(not left)
@@ -110,9 +102,7 @@ def outlook(
 
 
 def _goodput_belief(forecast: GoodputForecast, so_far: SoFar, done_s: float) -> _Belief:
-    """Return the goodput of the time that is left: what was lost is the surer, the more failures
-    there were.
-    """
+    """Return the goodput of the time left: the more failures so far, the surer are past losses."""
     prior = _Belief.between(forecast.expected, forecast.low, forecast.high)
     if forecast.stated or not so_far.median_step_s or so_far.running_s <= 0:
         return prior
@@ -145,10 +135,8 @@ class StagePart(Value):
 
 
 def change_s(goodput: GoodputForecast) -> float:
-    """Return the seconds of a change of stages: a save is written, the next step compiled, the
-    state restored.
-
-    A compilation takes no longer than a restart. A goodput that the spec states counts it all.
+    """Return the seconds of a change of stages: a save, a compilation (at most a restart), and
+    restoring the state; none where the spec states goodput.
     """
     inputs = goodput.inputs
     if goodput.stated:
@@ -158,9 +146,7 @@ def change_s(goodput: GoodputForecast) -> float:
 
 
 def over_stages(parts: Sequence[StagePart]) -> GoodputForecast:
-    """Return the goodput of all stages. Seconds add up, so shares are weighted by them; saves are
-    those of the longest stage.
-    """
+    """Return the goodput of all stages, weighted by seconds, with the longest stage's saves."""
     longest = max(parts, key=lambda part: part.all_s).goodput
     steps_s = sum(part.steps_s for part in parts)
     changes = [change_s(part.goodput) for part in parts[1:]]

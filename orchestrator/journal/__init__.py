@@ -1,8 +1,5 @@
-"""The journal of a run: its record on disk, and the only record that counts.
-
-Read a run with `Journal(path)`; list and find runs with `list_runs` and `find_run`; follow its
-steps with `StepReader`. A run is created with `create_run` and driven by whoever holds the `Writer`
-of `claim_run`. Studies have a journal of their own. The package does not know Ray, JAX or MLflow.
+"""The journal of a run, on disk: the only record of it that counts. `Journal` reads it, and whoever
+holds the `Writer` of `claim_run` drives the run. Knows no Ray, JAX or MLflow.
 """
 
 from orchestrator.journal.files import check_writable

@@ -167,7 +167,6 @@ def exists(folder: Path, number: int) -> bool:
 
 
 def read(folder: Path) -> _EventLog:
-    """Return all records of a folder, in order."""
     names = files.names(folder)
     numbers = {name: int(match[1]) for name in names if (match := _NAME.fullmatch(name))}
     last = max(numbers.values(), default=0)

@@ -1,9 +1,7 @@
 """Where the files of a run are, and access to them: each is written whole or not at all.
 
-Those of a bucket are written there first, and read from a copy here that is brought up to date.
-
-This module changes the disk through `os` alone: a test can interrupt each change. It opens what
-others may have written through `boundary`.
+A bucket's files are written there first, and read from a copy here. The disk is changed only
+through `os`, so that a test can interrupt each change; others' files are opened through `boundary`.
 """
 
 import errno
@@ -280,10 +278,8 @@ def building(storage: Path) -> Iterator[Path]:
 
 
 def publish(prepared: Path, path: Path, last: str) -> None:
-    """Give a filled folder its name; `FileExistsError` when the name is taken.
-
-    A rename never replaces a folder that holds anything, and no journal is empty. A bucket has no
-    renames: there the file of the name `last` is written last, and makes it a run or a study.
+    """Give a filled folder its name; `FileExistsError` when the name is taken. A bucket has no
+    renames: there the file `last` is written last, and makes the folder a run or a study.
     """
     with writing(path):
         if copies.publish(path, prepared, last):

@@ -1,8 +1,7 @@
 """Heartbeats of an attempt's ranks: one small file each, its writer, and a monitor for all.
 
-A heartbeat says when its rank was alive, how many steps its main thread has done and, last of all,
-which error ended it. The monitor goes by its own clock: it takes a heartbeat that does not change
-for silence.
+A heartbeat says when its rank was alive, how many steps it has done and which error ended it. The
+monitor uses only its own clock: an unchanged heartbeat counts as silence.
 """
 
 import threading
@@ -166,11 +165,8 @@ class HeartbeatWriter:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Write the last heartbeat.
-
-        After an error, wait until the others have written theirs: whoever dies because of this
-        rank then dies visibly later. Where the disk does not take it now, it comes later, if this
-        process still exists: the error may be that of the disk.
+        """Write the last heartbeat; after an error, only once the others have written theirs: a
+        rank that dies because of this one then dies visibly later. A full disk delays it.
         """
         text = self._heartbeat.error
         if error is not None:  # its first line tells it from other errors; its notes come after
@@ -248,10 +244,8 @@ class HeartbeatMonitor:
         return [rank.heartbeat for rank in self._running() if rank.unchanged_since_s <= since_s]
 
     def first_dead(self, silent_since_s: float) -> Heartbeat | None:
-        """Return the rank that died first: the others die because of it.
-
-        Among the ranks with an error and those silent since that time, its last heartbeat is the
-        oldest. A silent rank whose process is known to exist is only slow.
+        """Return the rank that died first, because of which the others die: the one with the oldest
+        last heartbeat, among those with an error or silent since then and not known to be alive.
         """
         heartbeats = [rank.heartbeat for rank in self.ranks.values()]
         dead = [heartbeat for heartbeat in heartbeats if heartbeat.error is not None]

@@ -24,11 +24,7 @@ def this_process() -> ProcessIdentity:
 
 
 def _this_machine() -> str | None:
-    """Return this boot of this machine, as processes that share its process numbers see it.
-
-    Containers on one machine share the boot but not the numbers: the pid namespace tells them
-    apart, which psutil does not report.
-    """
+    """Return this boot of this machine, with the pid namespace, as containers share the boot."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"

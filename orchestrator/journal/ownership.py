@@ -119,9 +119,8 @@ class Writer:
         self._append(events.Ended(at_s=self._clock(), state=state, reason=reason))
 
     def heartbeat(self) -> events.CancelRequest | None:
-        """Send a heartbeat, and return the request to stop that counts.
-
-        `Superseded` when another process claims the run, `JournalUnwritable` when it is removed.
+        """Send a heartbeat, and return the request to stop that counts. Raise `Superseded` when
+        another process claims the run, `JournalUnwritable` when it is removed.
         """
         with self._lock:
             if events.exists(self.journal.paths.events, self._state.last + 1):
@@ -258,9 +257,8 @@ def _fill(paths: RunPaths, request: RunRequest, clock: Clock) -> run_state.RunSt
 
 
 def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.time) -> Writer:
-    """Become the driver of a run, which a person `resumes`: then earlier requests no longer count.
-
-    `RunIsLive` while another driver is alive, `RunHasEnded` when nobody resumes one that has ended.
+    """Become the driver of a run. When a person `resumes` it, earlier requests no longer count.
+    Raise `RunIsLive` while another driver is alive, `RunHasEnded` when nobody resumes an ended run.
     """
     paths = journal.paths
     while True:
@@ -372,10 +370,8 @@ def check_made_by_user(journal: Journal) -> None:
 
 
 def check_own(journal: Journal, trusted: set[int] | None = None) -> None:
-    """Refuse a run that another user made, or wrote to. Root is such a user, and has no right here.
-
-    `trusted` are users whose files count as this user's. Anybody may request that a run stops, so
-    requests are left out; so are checkpoints and traces, which are never sent.
+    """Refuse a run that a user other than this one and the `trusted` made or wrote to, for root
+    too. Left out are requests to stop, open to anybody, and checkpoints and traces, never sent.
     """
     paths = journal.paths
     checked = [paths.root, paths.spec, paths.tracking, paths.sync_state, paths.sync_lock]

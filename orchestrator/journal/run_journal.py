@@ -161,7 +161,6 @@ class Journal:
         return run_state.build_run(self.key, address(self.path.absolute()), state, observed)
 
     def status(self) -> values.Status:
-        """Return the run with the forecast of its plan."""
         run = self.run()
         forecast, left, stage = None, None, None
         problems = (*run.problems, *self.spec_problems())
@@ -308,7 +307,6 @@ class Journal:
 
 
 def prediction_of(plan: Plan) -> values.Prediction:
-    """Return what a plan predicts for a step."""
     forecast = plan.forecast
     return values.Prediction(
         chip_profile=plan.chip_profile,

@@ -174,10 +174,7 @@ class StepSummary:
 
 
 class Observation(Value):
-    """What a reader of the journal sees apart from the events, at `now_s`.
-
-    The writer is the driver, or the submitter before a driver has claimed the run.
-    """
+    """What a reader sees apart from events, at `now_s`, of the driver or else the submitter."""
 
     now_s: float
     heartbeat_at_s: float | None = None
@@ -366,16 +363,13 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide_retry(run: values.Run, retries: RetryLimits, *, repeats: bool = False) -> Decision:
-    """Decide what to do after the newest attempt, which has ended.
+    """Decide what to do after the newest attempt; the run ends if its error always `repeats`.
 
-    `repeats` means that every attempt would end with its error: the run ends.
-
-    Failures and hangs count against one budget and preemptions against another, each since the
-    last attempt that got further than all before it. The same error at the same step would come
-    back forever, so it ends the run whatever the budgets are; not so before the first step of an
-    attempt whose plan has done steps before: on many chips two failures in a row strike there. An
-    attempt that was lost with its driver costs nothing: its cause is unknown. Nor does one that
-    gave way to another with more pods.
+    Failures and hangs count against one budget and preemptions against another, each since the last
+    attempt that got further than all before it. The same error at the same step ends the run
+    whatever the budgets are, except before the first step of an attempt whose plan has done steps:
+    on many chips two failures in a row strike there. An attempt that was lost with its driver, or
+    that gave way to one with more pods, costs nothing.
     """
     attempts = run.attempts
     if not attempts or attempts[-1].reason is None:

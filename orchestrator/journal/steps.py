@@ -1,7 +1,4 @@
-"""The steps of an attempt, one line each: written by one process, read by any.
-
-Each line has a checksum of its own. The end of an attempt has the count and the sha256 of all.
-"""
+"""The steps of an attempt, one line each with a checksum: written by one process, read by any."""
 
 import hashlib
 import math
@@ -37,10 +34,8 @@ _MAX_PROBLEMS = 20  # of a reader: a file may have a million damaged lines
 
 
 class StepLog:
-    """Writes the steps of an attempt. A trainer emits steps to its `append`, on one process.
-
-    Appended steps survive the end of the process. A power failure loses at most the steps of the
-    last few seconds; other machines see steps as late.
+    """Writes the steps of an attempt, on one process. They survive its end; a power failure loses
+    at most those of the last few seconds, and other machines see them late.
     """
 
     def __init__(self, run: Path, attempt: int, *, clock: Callable[[], float] = time.time) -> None:
@@ -258,9 +253,8 @@ def _joined(parts: list[StepTable]) -> StepTable:
 
 
 def read_table(run: Path, attempt: values.Attempt) -> tuple[StepTable, list[FileFault]]:
-    """Return the steps of an attempt, and what is wrong with its lines.
-
-    Where all lines together are those that the attempt's end counted, none is checked by itself.
+    """Return the steps of an attempt, and what is wrong with its lines. These are checked singly
+    only where the sum of all is not the one in the attempt's end.
     """
     path = RunPaths(run).steps(attempt.number)
     rows, problems = _Rows(), list[FileFault]()
@@ -319,7 +313,7 @@ class _Rows:
         self._rows += len(lines)
 
     def table(self) -> StepTable:
-        """Return the table of the added rows. Each column takes the place of its parts."""
+        """Return the added rows as a table. Each column takes the place of its parts."""
         columns = {name: np.concatenate(self._parts.pop(name)) for name in _COLUMNS}
         return StepTable(**columns, startups=self._startups, evaluations=self._evaluations)
 
@@ -336,10 +330,8 @@ StepsByAttempt = Mapping[int, StepTable]
 
 
 def counted_rows(steps: StepsByAttempt) -> dict[int, Mask]:
-    """Return the rows of each attempt that count: no later attempt began before them.
-
-    An attempt undoes the steps after those that it restored, also where a superseded attempt does
-    some while it runs.
+    """Return the rows of each attempt that count: an attempt undoes the steps after those that it
+    restored, also those that a superseded attempt does while it runs.
     """
     counted: dict[int, Mask] = {}
     undone_from = np.iinfo(np.int64).max

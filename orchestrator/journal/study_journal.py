@@ -1,7 +1,6 @@
 """The journal of a study: what was requested, and which runs are its trials.
 
-A study's folder lies next to the folders of its runs. A trial is named before its run starts, and
-the number of that record is the fence, as for a run's events.
+A trial is named before its run starts; the number of that record is the fence, as for a run.
 """
 
 import time
@@ -94,7 +93,6 @@ class StudyJournal:
         return None
 
     def status(self, clock: Clock = time.time) -> StudyStatus:
-        """Return the state of the study, derived from its runs."""
         submission, starts = self.submission(), self.trial_starts()
         runs = [(start, run) for start in starts if (run := self.trial_run(start, clock))]
         study = submission.study
@@ -241,10 +239,7 @@ def find_runs(storage: Path, name: str) -> list[Journal]:
 
 
 def find_run_or_study(storage: Path, name: str) -> Journal | StudyJournal:
-    """Return the run or study with that key, the only one whose key begins so, or one in a folder.
-
-    The keys of a study's trials begin with the study's key: then the study is meant.
-    """
+    """Return the run or study of that key, a unique beginning, or folder; studies before trials."""
     known = {study.key: study for study in list_studies(storage)}
     if name in known:
         return known[name]

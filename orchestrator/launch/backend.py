@@ -1,7 +1,6 @@
-"""The protocol that every backend implements: it starts, watches and stops a run's processes.
+"""The protocol of backends, which start, watch and stop a run's processes.
 
-A backend starts the driver of a run, on a cluster that it emulates here or on a named one. The
-driver then asks it for attempts. Ray is one backend, and no other code knows which one it uses.
+A backend starts the driver on a cluster, emulated or named; the driver asks it for attempts.
 """
 
 import signal
@@ -48,10 +47,8 @@ class ClusterUnusable(OrchError):
 
 
 class Slice(Value):
-    """A slice as the backend sees it: `hosts` of its `size` hosts answer.
-
-    `free` says that nobody uses it. `settled` is False while the backend has not yet noticed that a
-    host is gone.
+    """A slice as the backend sees it: `hosts` of its `size` hosts answer; nobody uses a `free` one.
+    `settled` is False while the backend may not have noticed yet that a host is gone.
     """
 
     name: str
@@ -66,11 +63,9 @@ class Slice(Value):
 
 
 class AttemptSpec(Value):
-    """The journal's directory that an attempt works on, the claim that it serves, and the worker.
-
-    A backend ends what it has started for an attempt when the claim counts no more: see
-    `journal.ClaimWatch`. `worker` is the dotted name `package.module:function` of a function that
-    takes `WorkerArgs` and a rank.
+    """An attempt's journal directory, its claim, and `package.module:function` of its worker, which
+    takes `WorkerArgs` and a rank. A backend ends an attempt's processes when the claim counts no
+    more: see `journal.ClaimWatch`.
     """
 
     run: str
@@ -90,10 +85,9 @@ class WorkerArgs(Value):
 
 
 class AttemptEvent(Value):
-    """News of an attempt: the slices and the runs `ahead` of it in the queue, or its end.
-
-    An attempt that has ended without an error has done its work. An error `repeats` if every
-    attempt would end with it. `dead` are the ranks that the backend saw end, the first one first.
+    """News of an attempt: its slices and the runs `ahead` in the queue, or its end, with an error
+    unless its work is done. An error `repeats` if every attempt would end with it. `dead` ranks are
+    in the order in which the backend saw them end.
     """
 
     slices: tuple[Slice, ...] = ()
@@ -105,9 +99,8 @@ class AttemptEvent(Value):
 
 
 class AttemptHandle(AbstractContextManager["AttemptHandle"], Protocol):
-    """One attempt at a run. First it shows slices, then it runs workers on the chosen ones.
-
-    `next_event` returns None after the timeout. Leaving the `with` stops every process of it.
+    """One attempt at a run: it shows slices, then runs workers on the chosen ones. `next_event`
+    returns None after the timeout. Leaving the `with` stops every process.
     """
 
     def next_event(self, timeout_s: float) -> AttemptEvent | None: ...

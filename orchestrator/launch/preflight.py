@@ -16,10 +16,8 @@ _SHOWN_HOSTS = 4
 
 
 class PreflightRequest(Value):
-    """The needs of a run: slices, the submitter's versions, and on every host secrets and storage.
-
-    `kind` is the chip and the topology of its slices, `secrets` are names of environment variables,
-    and `file` lies in the run's storage.
+    """The needs of a run: slices of a `kind` (chip and topology), the submitter's versions, the
+    names of `secrets` in each host's environment, and a `file` in the run's storage.
     """
 
     pods: int
@@ -30,10 +28,8 @@ class PreflightRequest(Value):
 
 
 class PreflightHost(Value):
-    """The answer of a host. One that did not answer has no versions.
-
-    `reaches` says that it can write to the run's storage, and `lacks` names missing secrets.
-    `fault` is the error in place of an answer; none where the time was over.
+    """The answer of a host, or as `fault` the error in its place; neither where time was over. It
+    `reaches` the run's storage if it can write there; it `lacks` named secrets.
     """
 
     name: str

@@ -110,7 +110,7 @@ def archive() -> bytes:
 
 
 def commit() -> dict[str, str]:
-    """The commit of the checkout that the code lies in; empty without a checkout."""
+    """The commit of the code's checkout, or empty."""
     if not _git("ls-files", "--", *_PACKAGES):  # an environment may lie in another checkout
         return {}
     head = _git("rev-parse", "HEAD")

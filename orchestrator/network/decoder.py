@@ -22,9 +22,8 @@ _LONGEST = 32  # layers in a pattern
 
 
 def _patterns(kinds: Sequence[Hashable]) -> list[range]:
-    """The patterns that make up a row of layers, each as long as it goes, of few layers each.
-
-    A range has the first layer of each repeat of a pattern; its step is the pattern's length.
+    """The patterns that make up a row of layers, each as long as it goes, of few layers each:
+    ranges with the first layer of each repeat, whose step is the pattern's length.
     """
     found: list[range] = []
     while (first := found[-1].stop if found else 0) < len(kinds):
@@ -79,7 +78,6 @@ def split_sizes(model: Model) -> list[tuple[str, str, int]]:
 
 @cache
 def decoder(model: Model) -> Network:
-    """The network of a model."""
     stream = Dimension("residual", model.d_model)
     table = Dimension("vocab", model.vocab), Dimension("embed", model.d_model)
     deviation = model.d_model**-0.5
@@ -120,10 +118,7 @@ def _block_of_kind(model: Model, window: int | None, has_experts: bool) -> Block
 
 
 def segments(blocks: list[Block]) -> tuple[Segment, ...]:
-    """Layers one after another, as the repeated patterns that they are.
-
-    The stack of a network with equal layers is called `layers`; several are numbered.
-    """
+    """Layers as repeated patterns; the stack of equal layers is `layers`, several are numbered."""
     found = _patterns(blocks)
     is_plain = len(found) == found[0].step == 1
     numbers = count()

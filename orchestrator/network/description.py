@@ -18,10 +18,9 @@ class Dimension:
 
 @dataclass(frozen=True)
 class Weight:
-    """A trained array, with its dimensions as stored and its name in Hugging Face checkpoints.
-
-    A matrix starts normally distributed with `deviation`. A vector (a norm scale, a bias) does not:
-    it starts at `start`, does not decay, and every device has all of it but what `tensor` splits.
+    """A trained array, with its dimensions as stored and its name in Hugging Face checkpoints. A
+    matrix starts normal, with `deviation`. A vector (a norm scale, a bias) starts at `start`, does
+    not decay, and is on every device except for what `tensor` splits.
     """
 
     name: str
@@ -37,10 +36,9 @@ class Weight:
 
 @dataclass(frozen=True)
 class Tensor:
-    """An activation that the backward pass needs. A policy keeps, offloads or recomputes it.
-
-    `positions` is the logical axis of its positions, `dimensions` those of one position.
-    `statistics` are fp32 numbers that go with it, such as the log-sum-exp with attention.
+    """An activation for the backward pass: a policy keeps, offloads or recomputes it. `positions`
+    is a logical axis, `dimensions` those of one position. `statistics` are fp32 numbers with it,
+    such as the log-sum-exp of attention.
     """
 
     name: str
@@ -79,10 +77,8 @@ class Matmul:
 
 @dataclass(frozen=True)
 class Sublayer:
-    """A norm, parallel matmuls of its result, a matmul back, and a norm of what it adds to the
-    residual stream. Either norm may be absent.
-
-    Parallel matmuls are gathered and multiplied as one.
+    """A norm, parallel matmuls of its result, gathered and multiplied as one, a matmul back, and a
+    norm of what it adds to the residual stream. Either norm may be absent.
     """
 
     before: Norm | None
@@ -132,10 +128,7 @@ class Rotary:
 
 @dataclass(frozen=True)
 class Scores:
-    """How scores are made: queries times keys times `scale`, between -`cap` and `cap`.
-
-    With a `window`, a query sees that many positions: its own and those before it.
-    """
+    """Scores: queries x keys x `scale`, capped at `cap`, of `window` positions up to its own."""
 
     scale: float
     cap: float | None = None
@@ -144,11 +137,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Attention(Sublayer):
-    """Causal attention: scores of queries and keys, and their average of the values.
-
-    `whole` are the tensors of which every query needs all positions. `sinks` are scores of a place
-    without a value, one for each head.
-    """
+    """Causal attention. Queries need all positions of `whole`; `sinks`: scores without values."""
 
     result: Tensor
     whole: tuple[Tensor, ...]
@@ -182,9 +171,8 @@ class Attention(Sublayer):
 class LatentAttention(Attention):
     """Attention whose keys and values, and often queries, are made from narrow latents.
 
-    `latents` are the matmuls from the stream: the queries' latent if they have one, that of keys
-    and values, and the part of keys that RoPE turns, which all heads share. The first `nope`
-    numbers of a head of queries or keys have no positions.
+    `latents` are the matmuls from the stream: queries' latent, if any, keys' and values' latent,
+    and keys' part for RoPE, shared by heads. A head's first `nope` numbers have no positions.
     """
 
     latents: tuple[Matmul, ...]
@@ -230,9 +218,7 @@ class MLP(Sublayer):
 @dataclass(frozen=True)
 class Mixture(MLP):
     """Many MLPs, of which a router chooses some for each token; `shared` is there for all tokens.
-
-    Weights of experts have a dimension of experts first. `balance` is what the choice of experts
-    adds to scores.
+    Experts' weights have a dimension of experts first; `balance` is added to scores for the choice.
     """
 
     router: Matmul
@@ -251,10 +237,7 @@ class Mixture(MLP):
 
 @dataclass(frozen=True)
 class Block:
-    """One layer. `kind` tells it from the other blocks of its network; empty where all are alike.
-
-    Blocks are equal where they do the same, whatever layer they are.
-    """
+    """A layer. `kind` tells a network's blocks apart. Blocks that do the same are equal."""
 
     input: Tensor
     attention: Attention
@@ -291,10 +274,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Stack:
-    """Equal blocks whose weights lie in one array, by the name that the trainer's tree gives it.
-
-    `layers` are their places in the network.
-    """
+    """Equal blocks at places `layers`, their weights in one array, by its name in the tree."""
 
     name: str
     block: Block
@@ -314,10 +294,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Network:
-    """Embedding, segments of layers one after another, a last norm, and the head that makes logits.
-
-    A tied head is the embedding itself. Word vectors are multiplied by `embedding_scale`.
-    """
+    """Embedding, segments of layers, a last norm, and the head: if tied, the embedding itself."""
 
     embedding: Weight
     segments: tuple[Segment, ...]
@@ -332,7 +309,6 @@ class Network:
 
     @cached_property
     def kinds(self) -> tuple[tuple[Block, int], ...]:
-        """Every kind of block, with the number of its layers."""
         counts: Counter[Block] = Counter()
         for stack in self.stacks:
             counts[stack.block] += len(stack.layers)
@@ -373,7 +349,6 @@ class Network:
 
     @property
     def parameters(self) -> int:
-        """Every trained number."""
         return self.matrix_parameters + self.table_parameters + self.vector_parameters
 
     @property

@@ -1,7 +1,4 @@
-"""The mesh axes and the logical axes that they split, each declared once.
-
-A new mesh axis is an entry in MESH_AXES, its place in LOGICAL_AXES, and its own collectives.
-"""
+"""The mesh axes and the logical axes that they split, each declared once."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,11 +10,7 @@ from orchestrator.values.plan import LineKind, Link
 
 @dataclass(frozen=True)
 class Parallelism:
-    """A mesh axis: the links it may lie on, and what its devices exchange.
-
-    The devices of a `ring` pass data on to the next in line, hop by hop. They lie so on the torus
-    that each next one is a neighbour.
-    """
+    """A mesh axis, its links and exchanges. On the torus the devices of a `ring` are neighbours."""
 
     name: str
     links: tuple[Link, ...]
@@ -152,9 +145,7 @@ def ways(mesh: Mapping[str, Any], logical_axis: str) -> Any:
 
 
 def padded(rows: int, parts: Any) -> Any:
-    """Rows of a vocabulary table in so many equal parts: as they are where the parts divide them,
-    else a multiple of PADDED_TO in each part.
-    """
+    """Rows of a vocabulary table: where `parts` do not divide them, PADDED_TO divides each part."""
     uneven = (rows % parts) != 0
     quantum = parts * _PADDED_TO
     return rows + uneven * (-rows % quantum)

@@ -21,10 +21,8 @@ _WHOLE_NAMES = (".bias", ".sinks", "_bias", "mlp.experts.gate_up_proj", "mlp.exp
 
 @dataclass(frozen=True)
 class _Naming:
-    """Where the names of an architecture differ from Llama's.
-
-    `other` has their names by Llama's, `joined` the matrices that hold the rows of several others.
-    `stacks_experts` says that an array has the weights of all experts.
+    """Where an architecture's names differ from Llama's: `other` by Llama's, `joined` for matrices
+    with the rows of several. `stacks_experts`: an array has the weights of all experts.
     """
 
     other: Mapping[str, str] = field(default_factory=dict)
@@ -67,10 +65,9 @@ _NAMINGS = {
 
 @dataclass(frozen=True)
 class _PublishedAxis:
-    """An axis of a published array, and the dimensions of a weight that lie along it.
-
-    `sizes` are those of the dimensions, one inside another. An entry lies at `first`, a `period`
-    further for each step of the dimensions but the last, and there at its place of `order`.
+    """An axis of a published array, and the dimensions of a weight that lie along it, of `sizes`,
+    one inside another. An entry lies at `first`, a `period` further for each step of the dimensions
+    but the last, and there at its place of `order`.
     """
 
     dimensions: tuple[int, ...]
@@ -98,9 +95,8 @@ def _axis_of(shape: tuple[int, ...], dimensions: tuple[int, ...]) -> _PublishedA
 @dataclass(frozen=True)
 class PublishedWeight:
     """A weight of the trainer's tree, and how a checkpoint stores that of one layer and expert.
-
-    `shape` are its dimensions in the tree, of one layer and expert; each lies along one of `axes`,
-    which are those of the published array. Weights that a checkpoint puts together share a name.
+    `shape` is the tree's; each dimension lies along one of the published `axes`. Weights that a
+    checkpoint puts together share a name.
     """
 
     path: tuple[str, ...]

@@ -26,10 +26,8 @@ class Treatments(Protocol):
 
 @dataclass(frozen=True)
 class Policy:
-    """Tensors that wait for the backward pass in HBM or on the host; it recomputes all others.
-
-    The block's input is never recomputed. `attention` stays with its log-sum-exp, so that the
-    attention kernel does not run again.
+    """Tensors that wait for the backward pass in HBM or on the host; it recomputes all others but
+    the block's input. `attention` stays with its log-sum-exp, so that its kernel runs once.
     """
 
     keep: frozenset[str] = frozenset({BLOCK_INPUT})

@@ -1,8 +1,7 @@
 """Forecasts a plan with what was measured on a machine.
 
-A plan on chips keeps its ledger: what a single device does takes the measured rates, and links keep
-those of the datasheet. Emulated devices take turns on the cores of one machine: there the trainer's
-own step is timed with fewer layers, and every further layer takes as long as those.
+On chips a single device takes the measured rates, and links those of the datasheet. Emulated
+devices share the cores of one machine: the trainer's own step is timed with fewer layers.
 """
 
 from dataclasses import replace

@@ -36,10 +36,8 @@ _ORTHOGONAL_BYTES = 2  # matrices that Muon makes orthogonal are in bf16
 
 @dataclass(frozen=True)
 class _Part:
-    """`calls` collectives a step; each gathers, scatters or reduces `bytes` in all.
-
-    `serial` of the calls come before the first layer or after the last backward pass, where no
-    matmul is left to hide them.
+    """`calls` collectives per step, of `bytes` in all. `serial` of the calls come before the first
+    layer or after the last backward pass, where no matmul hides them.
     """
 
     bytes: Number
@@ -49,9 +47,8 @@ class _Part:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What a step exchanges over some mesh axes for one purpose; `formula` names the payload.
-
-    `calls` is how often the links' latency is paid: parts that are sent in parallel pay it once.
+    """What a step exchanges over some mesh axes; `formula` names the payload. Parts that are sent
+    in parallel count as one of the `calls`, which pay the links' latency.
     """
 
     line: LineKind
@@ -97,9 +94,8 @@ class Exchange:
 
 
 def _gradient_exchanges(layout: Training) -> list[Exchange]:
-    """Gradients over all devices that hold the parameter: first inside a slice where it is
-    repeated, and over the slices that share weights, then over its replicas. These scatter over
-    `data`, reduce over `pods`, gather back.
+    """Gradients over all devices that hold the parameter: inside a slice, over the slices that
+    share weights, then over replicas (scatter over `data`, reduce over `pods`, gather).
     """
     # Projections whose kv heads are copied to several devices. Then what every device of a `tensor`
     # group holds: matrices of routers, and those that make latents.
@@ -182,10 +178,7 @@ def _is_split_over_tensor(weight: Weight) -> bool:
 
 
 def _reduced_at_a_time(layout: Training, stack: Stack) -> tuple[Number, Number]:
-    """Layers of a stack whose gradients are reduced at once, and how often that is done in a step.
-
-    Each layer on its own where nothing accumulates; all layers at the end otherwise.
-    """
+    """Layers reduced at once, and how often per step: one by one, or all where steps accumulate."""
     layers = len(stack.layers)
     stacked = np.where(per_layer(layout), 1, layers)
     return stacked, layers // stacked
@@ -280,10 +273,7 @@ def exchanges(layout: Training) -> list[Exchange]:
 
 
 def _stream_exchanges(layout: Training) -> list[Exchange]:
-    """The residual stream, split by position over `tensor`: around sublayers and at both ends.
-
-    Latents go in place of the stream to what is made from them.
-    """
+    """The residual stream, or latents in its place, by position over `tensor`, around sublayers."""
     axes, d_model = GROUPS["tensor"], layout.model.d_model
 
     def not_again(block: Block) -> Number:
@@ -297,7 +287,6 @@ def _stream_exchanges(layout: Training) -> list[Exchange]:
 
     sublayers = layout.over_layers(lambda block: len(block.sublayers))
     repeated = layout.over_layers(lambda block: sum(map(layout.repeats_output, block.sublayers)))
-    # Inputs of the blocks, over the width of the stream.
     inputs = layout.over_layers(
         lambda block: sum(part.entering_width for part in block.sublayers) / d_model
     )
@@ -325,12 +314,10 @@ def _stream_exchanges(layout: Training) -> list[Exchange]:
 def _weight_exchanges(layout: Training) -> list[Exchange]:
     """Matrices gathered in each microbatch, and their gradients scattered.
 
-    The weights of parallel matmuls are gathered as one. A tied table is gathered for each of its
-    uses, in another order of its dimensions, and each of them has a gradient. A device first gets
-    its own part from the other slices that share it, then the other parts over fsdp x sequence
-    inside its slice. Where each chunk of the loss sums the gradient of its table, that is scattered
-    as often. Nothing hides the first gathers, of the embedding and of the first matmuls,
-    nor the scatters of their gradients, which come last.
+    The weights of parallel matmuls are gathered as one. A tied table is gathered for each use, in
+    another order of its dimensions, and has a gradient for each. Slices that share weights exchange
+    first, then fsdp x sequence. Where each chunk of the loss sums its table's gradient, that is
+    scattered as often. Nothing hides the first gathers and the last scatters.
     """
     network, passes = layout.network, layout.microbatches
     found: list[Exchange] = []

@@ -71,10 +71,7 @@ _Lines = dict[tuple[str, str], float]  # (part, name) → value
 
 
 def diff_plans(specs: tuple[Spec, Spec], plans: tuple[Plan, Plan]) -> PlanDiff:
-    """Return what differs between two plans, and what that does to each line of their forecasts.
-
-    Stages have figures, and no lines; where only one plan has any, the whole runs are compared.
-    """
+    """Return what differs between two plans, line by line; whole runs if only one has stages."""
     first, second = plans
     staged = bool(first.stages or second.stages)
     whole = bool(first.stages) != bool(second.stages)
@@ -123,9 +120,7 @@ def _by_stage(plan: Plan, values_of: Callable[[Plan], dict[str, Any]]) -> dict[s
 
 
 def _requested(spec: Spec, *, whole: bool) -> dict[str, Any]:
-    """Return what a spec requests; equal limits on pods are one number. Of a whole run stages are
-    counted.
-    """
+    """Return what a spec requests; equal limits on pods are one number, stages only counted."""
     fields = asdict(spec)
     if whole:
         fields["experiment"]["stages"] = len(spec.experiment.stages) or None

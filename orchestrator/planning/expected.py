@@ -1,8 +1,7 @@
 """The expected step, line by line, with constants learned from published runs.
 
-It takes the work of a step at the rates that real runs reach, and adds what they wait for: the part
-of their collectives that does not hide, and other slices. docs/score.md has the model on one page;
-the catalog has the constants and their sources. The expected step is never shorter than `lower`.
+It takes the work of a step at the rates that real runs reach, and adds exposed collectives and
+waits for other slices (docs/score.md). The expected step is never shorter than `lower`.
 """
 
 from collections.abc import Mapping
@@ -45,7 +44,6 @@ _APART_S = 0.11
 
 
 def _step_parts(work: StepWork, efficiency: Efficiency) -> dict[LineKind, Number]:
-    """Seconds of each kind of work, as real runs take them."""
     own = _own_step_parts(work, efficiency)
     own_s = sum(own.values())
     # What slices wait for each other before they reduce gradients.
@@ -79,10 +77,8 @@ def _pace(work: StepWork, efficiency: Efficiency) -> tuple[float, float, Number]
 
 
 def _exposed_gathers_s(work: StepWork, own_s: Number, efficiency: Efficiency) -> Number:
-    """What shows of the gathers of weights and the scatters and reductions of gradients.
-
-    Even with work enough to hide behind, a share shows. Where the slower of the two networks takes
-    longer than the device's own work, all that exceeds it shows.
+    """Exposed seconds of gathers of weights and scatters and reductions of gradients: a share in
+    any case, and all that exceeds the device's own work on the slower network.
     """
     share_s = (work.gathers_s + work.dcn_s) * efficiency.exposed_gathers.value
     return np.maximum(share_s, np.maximum(work.gathers_s, work.dcn_s) - own_s)
@@ -90,10 +86,7 @@ def _exposed_gathers_s(work: StepWork, own_s: Number, efficiency: Efficiency) ->
 
 def skew_share(work: StepWork, own_s: Number) -> Number:
     """The share of the learned wait that slices pay: the work between two reductions, over the
-    least such work in any published run.
-
-    A reduction overlaps with the layers that follow it. Slices that reduce again after a
-    millisecond have had little time to drift apart.
+    least in any published run. With little work between them, slices hardly drift apart.
     """
     return np.minimum(own_s / np.maximum(work.reductions, 1) / _APART_S, 1.0)
 
@@ -105,10 +98,7 @@ def expected_s(
     efficiency: Efficiency,
     work: StepWork | None = None,
 ) -> Number:
-    """Seconds of a step: all parts, or the lower bound where a single resource takes longer.
-
-    `work` is that of the layout, where it is known already.
-    """
+    """Seconds of a step: all parts, or the lower bound where a single resource takes longer."""
     parts = _step_parts(work or step_work(layout, lines), efficiency)
     return np.maximum(sum(parts.values()), time.lower_s)
 
@@ -227,10 +217,7 @@ def axis_values(layout: Training, work: StepWork, step_s: float) -> dict[str, fl
 
 
 def _outside(axis: str, value: float, reached: Range) -> float:
-    """How far a value lies outside, as a share of it that no run shows; zero inside.
-
-    Where all runs have one of a thing, none shows what two do.
-    """
+    """How far a value lies outside the range, as a share of it that no run shows; zero inside."""
     if value > reached.high and axis not in _BELOW_ALONE:
         return 1.0 if reached.high == 1 else 1 - reached.high / value
     if value < reached.low and axis in _BELOW:
@@ -256,10 +243,8 @@ def interval(
     efficiency: Efficiency,
     work: StepWork | None = None,
 ) -> tuple[float, float]:
-    """The 80 % prediction interval; never below the bound.
-
-    Runs scatter and constants are unsure independently. What no run shows is there or gone as a
-    whole, on top of that.
+    """The 80 % prediction interval, never below the bound: the spread of runs and the uncertainty
+    of constants are independent; what no run shows is added in full.
     """
     work = work or step_work(layout, lines)
     expected = float(expected_s(layout, lines, time, efficiency, work))

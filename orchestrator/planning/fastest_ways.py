@@ -1,10 +1,9 @@
 """The policies and numbers of microbatches with which a mesh may be fastest.
 
-A policy changes four things of a step: what it recomputes, the HBM traffic of activations, exposed
-transfers to the host, and a collective over `tensor`. At one number of microbatches the policy with
-the least of them wins; a larger number costs time elsewhere, so it has to win more. Two kinds of
-ways stay in addition to the winners, since the ranking knows what this does not: the best that
-offloads nothing, and, where gradients cross slices, the fewest microbatches that accumulate them.
+A policy changes what is recomputed, the HBM traffic of activations, exposed transfers to the host,
+and a collective over `tensor`. For each number of microbatches the cheapest policy wins; a larger
+number costs time elsewhere, so it has to win by more. Since the ranking knows more, two other ways
+stay: the best without offloading and, where gradients cross slices, the fewest microbatches.
 """
 
 import numpy as np
@@ -35,10 +34,8 @@ LeastMemory = tuple[float, float]
 
 
 def fastest_ways(layout: Training, key: Ints, margin: float) -> tuple[Ways, LeastMemory]:
-    """Return the ways that may be fastest.
-
-    `layout` has a row for each policy, and a column for each key and number of microbatches,
-    ascending for each key; `margin` is the share of memory left free.
+    """Return the ways that may be fastest. `layout` has a row per policy and a column per key and
+    number of microbatches, ascending; `margin` is the share of memory left free.
     """
     peaks, hosts = np.broadcast_arrays(peak_bytes(layout), host_bytes(layout))
     fits = peaks <= layout.chip.hbm_usable_bytes.value * (1 - margin)

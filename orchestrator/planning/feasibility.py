@@ -1,8 +1,4 @@
-"""Which meshes a model, a batch and a slice allow, and which rules forbid the others.
-
-A mesh is realizable if every axis divides what it splits. The search filters arrays with these
-rules; `infeasible` names the rules that a request breaks.
-"""
+"""Which meshes a model, a batch and a slice allow: every axis must divide what it splits."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,10 +25,8 @@ Sizes = dict[str, Any]  # of each mesh axis inside a pod, as Ints
 
 @dataclass(frozen=True)
 class _Rule:
-    """One divisibility: what is split, by what, and which meshes satisfy it.
-
-    A rule is `inherited` if a size that breaks it still breaks it when multiplied. `is_whole`: it
-    allows no split at all.
+    """One divisibility: what is split, by what, and which meshes satisfy it. A rule is `inherited`
+    if a size that breaks it still breaks it when multiplied. `is_whole`: it allows no split at all.
     """
 
     name: str
@@ -44,15 +38,10 @@ class _Rule:
 
 
 def model_rules(model: Model, length: int) -> list[_Rule]:
-    """Return the rules of the model and the sequence length; the batch has its own.
-
-    The vocabulary needs none: it is padded.
-    """
+    """Return the rules of the model and the sequence length. The vocabulary is padded."""
 
     def dimension_rule(axis: str, name: str, total: int) -> _Rule:
-        """A dimension divides evenly; KV heads may also be replicated evenly: 8 heads do not suit 3
-        devices, but they suit 24, each head on 3 of them.
-        """
+        """KV heads may also be replicated evenly: 8 heads suit 24 devices, but not 3."""
         axes, may_replicate = " x ".join(LOGICAL_AXES[axis]), axis == COPIED
 
         def holds(sizes: Sizes) -> Bools:
@@ -138,10 +127,8 @@ def placements(
 
 
 def batches_next_to(batch: Batch, multiples: Ints) -> list[Ints]:
-    """Return the batch that each mesh would take: the requested one, or the multiples next to it.
-
-    Two arrays like `multiples`, of batches below and above; zero without one within the
-    tolerance. A batch moves no farther than its mesh needs.
+    """Return the batch that each mesh would take: the requested one, or the nearest multiples below
+    and above it, as two arrays; zero without one within the tolerance.
     """
     low, high = batch_range(batch)
     below = batch.sequences // multiples * multiples

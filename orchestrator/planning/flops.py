@@ -1,8 +1,4 @@
-"""FLOPs: those of the model, which MFU counts, and those that a device executes.
-
-Forecast and measurement call the same functions for MFU. Executed FLOPs add what a policy
-recomputes, whole attention blocks, and copied heads.
-"""
+"""FLOPs of the model, which MFU counts, and those that a device executes, with recomputation."""
 
 from math import prod
 from typing import NamedTuple
@@ -56,9 +52,8 @@ def active_parameters(model: Model) -> int:
 
 
 def attention_flops_per_token(model: Model, length: int) -> float:
-    """Causal scores and values of the forward pass, mean over the sequence: 2 S N H a layer.
-
-    Half of the full 4 S N H; less with a window. Backward takes twice as much.
+    """Causal scores and values of the forward pass, mean over the sequence: 2 S N H per layer, half
+    of the full 4 S N H; less with a window. Backward takes twice as much.
     """
     return sum(
         layers
@@ -70,10 +65,7 @@ def attention_flops_per_token(model: Model, length: int) -> float:
 
 
 def _seen_positions(length: int, window: int | None) -> float:
-    """Positions that a query sees, mean over the sequence: half of them, or those in the window.
-
-    The first queries of a window see less of it.
-    """
+    """Positions that a query sees, mean over the sequence: half of them, or those in the window."""
     if window is None or window >= length:
         return length / 2
     return window - window * window / (2 * length)
@@ -115,9 +107,8 @@ def blocks_forward_flops(layout: Layout) -> Number:
 def expert_padding_flops(layout: Training) -> Number:
     """FLOPs of rows that experts multiply and that no choice fills, forward and backward.
 
-    With a capacity these are its empty rows. Without one, a tile of rows that two experts share is
-    computed for both: one for each expert but the last. The compiler's tiles have the rows of the
-    matrix unit, in two of three products; ours make the gradients of the weights.
+    With a capacity these are its empty rows. Otherwise a tile that two experts share is computed
+    for both; it has the matrix unit's rows, or our kernel's in gradients of weights.
     """
     moe = layout.model.moe
     if moe is None:
@@ -141,9 +132,7 @@ def expert_imbalance_flops(layout: Layout) -> Number:
 
 
 def surplus_rows(layout: Layout) -> Number:
-    """Rows that a device waits for or multiplies in vain, over the choices of its tokens: empty
-    ones of a capacity, or those that the busiest device of `expert` has beyond the mean.
-    """
+    """Rows that a device waits for or multiplies in vain, over the choices of its tokens."""
     moe = layout.model.moe
     if moe is None:
         return 0.0
@@ -153,7 +142,6 @@ def surplus_rows(layout: Layout) -> Number:
 
 
 def _experts_forward_flops(layout: Layout) -> Number:
-    """Matmuls of the experts that tokens choose."""
 
     def routed(block: Block) -> Number:
         return sum(layout.multiplied_elements(one) for one in block.matmuls if is_of_experts(one))
@@ -162,9 +150,7 @@ def _experts_forward_flops(layout: Layout) -> Number:
 
 
 def blocks_recompute_flops(layout: Training) -> Number:
-    """Matmuls that the backward pass repeats, because the policy did not keep their results; of
-    experts with the rows that no choice fills or that others wait for.
-    """
+    """Matmuls that the backward pass repeats; those of experts with empty and awaited rows."""
     surplus = surplus_rows(layout)
 
     def elements(block: Block) -> Number:
@@ -213,9 +199,8 @@ def attention_backward_flops(layout: Layout) -> Number:
 def _attention_flops(
     layout: Layout, attention: Attention, positions: Number, products: _Products
 ) -> Number:
-    """A kernel's products of one layer: each 2 x tokens x positions for a number of a head.
-
-    Positions lie in zigzag over `sequence`, so every device has the mean.
+    """A kernel's products of one layer: each 2 x tokens x positions per number of a head. The
+    zigzag over `sequence` gives every device the mean.
     """
     queries, values = (
         prod(layout.size(dimension) for dimension in tensor.dimensions)
@@ -234,10 +219,8 @@ def forward_positions(layout: Layout, attention: Attention) -> Number:
 def _computed_positions(
     layout: Layout, attention: Attention, queries: Number, keys: Number
 ) -> Number:
-    """The same by blocks of so many queries and keys, of which one divides the other.
-
-    A kernel takes every block of keys that one of a block of queries sees, also the part of it that
-    none sees: 1 + b/S of the causal half.
+    """Positions that a kernel computes, by blocks of queries and keys of which one divides the
+    other: whole blocks of keys, also where none sees them, 1 + b/S of the causal half.
     """
     length, window = layout.length, attention.scores.window
     if window is None:

@@ -45,7 +45,6 @@ class Terms:
 
 
 def forecast(layout: Training, spec: Spec) -> plan.Forecast:
-    """The forecast of one layout of plain numbers."""
     resources = spec.resources
     lines = time_lines(layout)
     time = step_time(layout, lines)
@@ -103,7 +102,6 @@ def write_forecast(
     expected_time: tuple[plan.LedgerLine, ...],
     extrapolated: tuple[plan.Extrapolation, ...] = (),
 ) -> plan.Forecast:
-    """The ledgers with every figure that follows from them."""
     peak_bytes, usable_bytes = max(p.bytes for p in memory), layout.chip.hbm_usable_bytes.value
     on_host_bytes, host = float(host_bytes(layout)), layout.chip.host_bytes
     tokens = _tokens_per_step(layout)
@@ -162,7 +160,6 @@ def time_and_money(
 
 
 def run_goodput(layout: Training, spec: Spec) -> GoodputInputs:
-    """What the goodput of a run of this layout follows from."""
     chip, resources, options = layout.chip, spec.resources, spec.run.evaluation
     slice_, pods = catalog.topology(chip, resources.topology), resources.pods.max
     size = layout.parameter_bytes + layout.moment_bytes
@@ -224,7 +221,6 @@ def _efficiency_of(layout: Training) -> catalog.Efficiency | None:
 def extrapolated(
     layout: Training, lines: list[plan.LedgerLine], step_s: plan.Estimate
 ) -> tuple[plan.Extrapolation, ...]:
-    """The axes along which the plan leaves the range of published runs."""
     efficiency = _efficiency_of(layout)
     if efficiency is None or step_s.expected is None:
         return ()
@@ -266,6 +262,5 @@ def _rates(values: plan.Estimate, amount: float) -> plan.Estimate:
 
 
 def apply(values: plan.Estimate, change: Callable[[float], float]) -> plan.Estimate:
-    """The estimate with every known value changed."""
     known = {name: value for name, value in asdict(values).items() if value is not None}
     return replace(values, **{name: change(value) for name, value in known.items()})

@@ -160,7 +160,6 @@ def _infeasible_text(reasons: tuple[Reason, ...], suggestions: tuple[Suggestion,
 
 
 def infeasible(spec: Spec, request: SearchRequest, result: SearchResult) -> Infeasible:
-    """Return the error for a search without a result."""
     reasons = [
         _reason("pods_not_divisible", pods=request.pods, axis=axis, ways=ways)
         for axis, ways in feasibility.sharing(request.mesh).items()

@@ -1,7 +1,4 @@
-"""Tile and chunk sizes that the trainer uses and the ledgers count with.
-
-They have a file of their own, so that a proof stays valid when a formula changes.
-"""
+"""Tile and chunk sizes of trainer and ledgers; a file of their own keeps proofs valid."""
 
 from collections.abc import Iterable
 from math import ceil, log2
@@ -26,8 +23,7 @@ def loss_chunk_tokens(peak_flops_per_s: float, hbm_bytes_per_s: float) -> int:
     """Tokens that the loss takes at a time, a power of two.
 
     Each chunk reads and writes the fp32 gradient of the table, which takes as long as the products
-    of 4 x peak / HBM rate tokens: 664 on v5p, 896 on v4, 962 on v5e, 1,250 on tpu7x, 2,242 on v6e.
-    Fewer leave the matrix units without work, more only take memory.
+    of 4 x peak / HBM rate tokens: 664 on v5p, 2,242 on v6e. Fewer leave the matrix units idle.
     """
     balanced = 4 * peak_flops_per_s / hbm_bytes_per_s / _LOSS_CHUNK_SLACK
     return 1 << ceil(log2(min(max(balanced, _LEAST_LOSS_CHUNK_TOKENS), _MOST_LOSS_CHUNK_BYTES)))
@@ -74,10 +70,8 @@ _FORWARD_KEYS, _BACKWARD_KEYS = 512, 256
 
 
 def attention_block(length: int, ways: Any, window: int | None, head_bytes: float) -> Any:
-    """Positions of a block; 0 where the kernels cannot take the sequence.
-
-    They divide what lies on one device in one piece, which over several devices is half of its
-    positions; or else all of its positions. `head_bytes` are those of the wider head.
+    """Positions of a block, a divisor of the contiguous positions on a device; 0 where the kernels
+    cannot take the sequence. `head_bytes` are those of the wider head.
     """
     narrow = window is not None and window < min(_LEAST_WINDOW, length)
     most = _WINDOW_BLOCK if narrow else _BLOCK
@@ -88,9 +82,8 @@ def attention_block(length: int, ways: Any, window: int | None, head_bytes: floa
 
 
 def partial_sums(length: int, block: Any, window: int | None, head_bytes: float) -> Any:
-    """Blocks of keys of a backward pass in one kernel, or 0 where one kernel makes the gradients of
-    the queries and another those of keys and values. In one kernel, blocks outside a window are
-    fetched and their gradients of zero are written.
+    """Blocks of keys of a backward pass in one kernel; 0 with separate kernels for queries and
+    keys. One kernel also fetches blocks outside a window.
     """
     fits = length >= _LONG and length % _LONG_KEYS == 0 and head_bytes <= _LONG_HEAD_BYTES
     keys = np.where(fits & (block == _BLOCK), _LONG_KEYS, np.maximum(block, 1))

@@ -1,8 +1,4 @@
-"""One way to lay a step out on the devices, or arrays of ways with one element each.
-
-Every formula of this package takes a Layout. Given plain numbers it yields one ledger; given numpy
-arrays it prices a whole search at once. Each formula exists once.
-"""
+"""One way to lay a step out on the devices, or many: formulas take numbers or numpy arrays."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -48,10 +44,7 @@ def whole(size: Number, part: int) -> Number:
 
 
 def _tiled(second: Number, minor: Number, tile: tuple[int, int]) -> Number:
-    """The elements that an array with these two minor dimensions takes.
-
-    The compiler has tiles of 1, 2 and 4 rows as well, for arrays that have no more.
-    """
+    """Elements that an array with these minor dimensions takes; tiles may have 1, 2 or 4 rows."""
     if tile == _NO_TILE:
         return second * minor
     fewer = 2 ** np.ceil(np.log2(second))
@@ -87,11 +80,7 @@ def moment_bytes(optimizer: Optimizer, precision: Precision) -> float:
 
 
 class Layout(Value):
-    """A network laid on a mesh of chips, and the sequences that go through it in one pass.
-
-    It says what lies where, and which links each axis lies on. What is done with it, such as
-    `Training`, is a class of its own that adds its choices.
-    """
+    """A network on a mesh of chips, and the sequences of one pass; `Training` adds its choices."""
 
     chip: Chip
     model: Model
@@ -105,10 +94,7 @@ class Layout(Value):
 
     @cached_property
     def network(self) -> description.Network:
-        """The layers that a device's stage holds: all of them where there are no stages.
-
-        Every formula sums over these, so a stage is priced as a network of its own segments.
-        """
+        """The layers of a device's stage: every formula sums over these."""
         return decoder(self.model)
 
     @property
@@ -237,7 +223,6 @@ class Layout(Value):
 
     @cached_property
     def owned_elements(self) -> Number:
-        """All parameters that a device stores."""
         tables = len(self.network.tables) * self.table_elements
         routed = self.over_layers(self.routed_elements)
         others = (self.layer_elements - routed + tables) / self.ways(GATHERED)
@@ -280,10 +265,8 @@ class Layout(Value):
         return self.stored_layer_elements + tables + self.vector_elements
 
     def stored_tensor_elements(self, tensor: description.Tensor) -> Number:
-        """Elements that an activation of one layer and microbatch takes.
-
-        The attention kernel fixes the order of what it reads and writes: a head's numbers are the
-        minor dimension there, so that a head of 64 takes as much as one of 128.
+        """Elements that an activation of one layer and microbatch takes. The attention kernel fixes
+        the order of its data: a head of 64 takes as much as one of 128.
         """
         minor = tensor.dimensions[-1]
         if minor.axis not in HEADS:
@@ -341,9 +324,7 @@ class Training(Layout):
         return DTYPE_BYTES[self.precision.gradients]
 
     def recomputed(self, matmul: description.Matmul) -> Number:
-        """One if the backward pass makes the result of a matmul again, else zero: where the policy
-        says so, and where a norm follows, of which the policy keeps what comes out.
-        """
+        """One if the backward pass recomputes a matmul's result, by policy or for a norm; or 0."""
         name = matmul.output.name
         return self.remat.share(name, "recompute") | (name in self._normalized)
 
@@ -397,7 +378,6 @@ class Training(Layout):
         return self.has_option("xla_enable_async_all_reduce")
 
     def has_option(self, name: str) -> Number:
-        """Whether plans on the chip have a compiler option."""
         option = self.chip.libtpu.options.get(name) if self.chip.libtpu else None
         apart = self.devices_along(SHARED_OVER_DCN) == 1
         return bool(option) & (apart | bool(option and option.between_slices))

@@ -50,9 +50,8 @@ from orchestrator.values.codec import Treatment
 
 @dataclass(frozen=True)
 class _Meshes:
-    """Realizable meshes of a slice: the sizes of each once, with the links that none of its
-    placements surpasses, and which one a placement has. `first_place` and `first_size` are where
-    they begin in the table of several slices.
+    """Realizable meshes of a slice, each size once, with its best links and the mesh of each
+    placement. `first_place` and `first_size` are where they begin in the joint table.
     """
 
     first_place: int
@@ -66,11 +65,8 @@ class _Meshes:
 
 @dataclass(frozen=True)
 class _SlicesTable:
-    """Meshes with a batch, the keys, and their placements, the rows.
-
-    `slice`, `sizes`, `batch`, `pods` and `mesh` are of keys, `mesh` the row in `best_links`. Of
-    rows are `place`, that of a placement in `factors` and `links`, and `order`, the place in the
-    search of only its slice.
+    """Meshes with a batch, the keys, and their placements, the rows. `place` is a row's place in
+    `factors` and `links`, `order` its place in the search of its own slice.
     """
 
     slice: Ints
@@ -128,10 +124,7 @@ class _FreePolicy:
 
 
 def best_of_slices(requests: Sequence[search.SearchRequest]) -> list[search.Choice | None]:
-    """Return the choice for each request; None where nothing is realizable or fits.
-
-    The requests differ only in topology and pods, and no mesh is requested.
-    """
+    """Return each request's choice, or None; requests differ only in topology and pods."""
     found: list[search.Choice | None] = [None] * len(requests)
 
     def shape(place: int) -> tuple[int, ...]:

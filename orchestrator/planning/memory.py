@@ -1,8 +1,4 @@
-"""The ledger of bytes on one device: the largest of the phases of a step.
-
-What is alive in a layer's backward pass, in the loss, and in the optimizer is not alive at once:
-the peak is the largest phase, not the sum of all lines.
-"""
+"""The ledger of bytes on one device: the largest phase of a step, not the sum of all lines."""
 
 from functools import partial
 from math import prod
@@ -36,7 +32,6 @@ _TURNED_STAGES = 3
 
 
 def phases(layout: Training) -> tuple[MemoryPhase, ...]:
-    """All phases of a step, each with its lines."""
 
     def phase(name: str, *lines: LedgerLine) -> MemoryPhase:
         return MemoryPhase(name=name, lines=lines, bytes=sum(line.value for line in lines))
@@ -102,7 +97,6 @@ def peak_bytes(layout: Training) -> Number:
 
 
 def _line(kind: LineKind, name: str, formula: str, **inputs: Number) -> LedgerLine:
-    """A line that is the product of its inputs."""
     value = prod(inputs.values())
     return LedgerLine(
         kind=kind, name=name, value=value, unit="bytes", formula=formula, inputs=inputs
@@ -147,9 +141,7 @@ def _routed_line(layout: Layout, stages: Number) -> LedgerLine:
 
 
 def _copy_line(layout: Training, elements: Number) -> LedgerLine:
-    """Matrices in the compute type. The compiler casts those of all layers at once, before the loop
-    over layers, wherever parameters and compute differ in type.
-    """
+    """Matrices in the compute type: the compiler casts all layers at once, before their loop."""
     size = layout.compute_bytes * (layout.precision.parameters != layout.activation_type)
     return _line("compute_copy", "compute copy", "size x layers", size=size, layers=elements)
 
@@ -170,7 +162,6 @@ def _split_ways(layout: Layout) -> Number:
 
 
 def _backward_lines(layout: Training, block: Block) -> list[tuple[str, list[LedgerLine]]]:
-    """The phases of a block's backward pass, by name."""
     moe, ways = layout.model.moe, _split_ways(layout)
     if isinstance(block.mlp, Mixture) and moe and moe.capacity_factor is None:
         # The backward pass of experts whose rows lie in groups of any size. A kernel reads matrices
@@ -259,12 +250,11 @@ def _attention_inputs(layout: Training, block: Block) -> Number:
 
 
 def _mlp_products(layout: Training, block: Block) -> Number:
-    """Inner tensors of the MLP that are alive at once in its backward pass, where no ring exchanges
-    them, and while attention runs again after it.
+    """Inner tensors of the MLP that are alive at once in its backward pass, without a ring, and
+    while attention runs again after it.
 
-    Recomputed products are alive with their gradients. The input of the last matmul is there
-    too where products are kept, and on chips whose sums overlap products but whose gathers do
-    not. Experts are made again after attention that runs again.
+    Recomputed products are alive with their gradients. The last matmul's input is there too where
+    products are kept, and on chips whose sums but not gathers overlap products.
     """
     inputs, missing = len(block.mlp.inputs), _missing_products(layout, block)
     again = layout.remat.share(block.attention.result.name, "recompute")
@@ -289,9 +279,7 @@ def _missing_products(layout: Training, block: Block) -> Number:
 
 
 def _late_gradients(layout: Training, block: Block) -> Number:
-    """Zero where the MLP's gradients are made before the attention's backward pass, else one: early
-    are those of a plain MLP, and those of experts whose sums overlap it.
-    """
+    """Zero where the MLP's gradients are made before the attention's backward pass, else one."""
     is_mixture = isinstance(block.mlp, Mixture)
     return 1 - (layout.sums_beside_products if is_mixture else 1) * (_split_ways(layout) == 1)
 
@@ -319,9 +307,8 @@ def _attention_bytes(layout: Training, block: Block) -> Number:
 
 
 def _again_lines(layout: Training, block: Block) -> list[LedgerLine]:
-    """The attention kernel where the backward pass runs it again: its log-sum-exp is copied, the
-    gradient of its result is there, and inner tensors of the MLP wait for their products, but where
-    these come early.
+    """The attention kernel where the backward pass runs it again: its log-sum-exp is copied, and
+    inner tensors of the MLP wait for their products, unless these come early.
     """
     attention, result = block.attention, block.attention.result
     gradient = layout.compute_bytes * layout.stored_tensor_elements(result)
@@ -387,9 +374,8 @@ def _resting_lines(layout: Training) -> list[LedgerLine]:
 def _other_moment_lines(layout: Training) -> list[LedgerLine]:
     """Optimizer moments whose count differs between parameters.
 
-    Adafactor holds second moments of rows and columns (arXiv 1804.04235), means in fp32: a matrix
-    has one row for each position of its gathered dimension. Of vectors it holds whole moments. Muon
-    holds one moment of the matrices of layers, and two of all else, as AdamW does.
+    Adafactor holds fp32 means of rows and columns (arXiv 1804.04235) and whole moments of vectors;
+    Muon one moment of the layers' matrices, and two of all else.
     """
     if layout.optimizer.name == "adamw":
         return []
@@ -429,9 +415,7 @@ def activation_bytes(layout: Training, treatment: Treatment) -> Number:
 
 
 def _arrival_lines(layout: Training) -> list[LedgerLine]:
-    """The unembedding as it arrives, before the loss, where the rows of each device do not fill
-    sublanes: the one in which rows follow each other is alive too, and the stream.
-    """
+    """The unembedding in both orders of its rows, where a device's do not fill sublanes."""
     rows = layout.model.d_model / layout.devices_along(GROUPS["weights"])
     padded = whole(rows, layout.tile[0])
     if np.all(padded == rows):
@@ -446,9 +430,7 @@ def _arrival_lines(layout: Training) -> list[LedgerLine]:
 
 
 def _loss_lines(layout: Training) -> list[LedgerLine]:
-    """The unembedding gathered, its fp32 gradient, one chunk of logits, the gathered stream and its
-    gradient, and the stream that each device keeps its part of.
-    """
+    """The unembedding and its fp32 gradient, a chunk of logits, the stream and its gradient."""
     vocab, _ = layout.network.head.dimensions
     token_bytes = _FP32_BYTES * layout.size(vocab)
     chunk = loss_chunk_bytes(layout.loss_chunk_tokens, token_bytes)

@@ -1,7 +1,4 @@
-"""Specs near one that has no plan: changes by dotted keys, as `--set` makes them.
-
-Each suggestion has been planned.
-"""
+"""Specs near one that has no plan: changes by dotted keys. Each suggestion has been planned."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -150,10 +147,7 @@ def state_bytes(experiment: Experiment) -> float:
 
 
 def divides(request: SearchRequest) -> bool:
-    """Whether the devices of a pod may divide sequences, positions and heads; no mesh splits more.
-
-    A batch with a tolerance is left to the search.
-    """
+    """Whether a pod's devices may divide sequences, positions and heads: no mesh splits more."""
     batch, heads = request.experiment.batch, request.experiment.model.heads
     parts = batch.sequences // request.pods * batch.length * heads
     even = batch.sequences % request.pods == 0 and parts % request.torus.devices == 0
@@ -238,9 +232,8 @@ def all_meshes(request: SearchRequest, mesh: MeshRequest) -> Ints:
 
 
 def _searched_instead(near: _Nearby) -> Iterator[Suggestion]:
-    """Yield the fewest slices that must share weights, of those there are or of more, or another
-    number where the requested is wrong; then the policy, and the number of microbatches, that the
-    search chooses.
+    """Yield the fewest slices that must share weights, or another number where the requested is
+    wrong; then the policy and the number of microbatches that the search chooses.
     """
     resources = near.changed.resources
     pods = resources.pods.max
@@ -295,9 +288,7 @@ def nearest_batches(spec: Spec) -> list[Suggestion]:
 
 
 def _other_slices(near: _Nearby) -> Iterator[Suggestion]:
-    """Yield the nearest numbers of slices on either side; then the next smaller slice, where memory
-    is not lacking, and the next larger one.
-    """
+    """Yield the nearest numbers of slices on both sides, then the next smaller and larger slice."""
     requested = near.changed.resources.pods.max
     sequences = near.changed.experiment.batch.sequences
     counts = {*divisors(sequences), *range(requested - _NEXT, requested + _NEXT + 1)}
@@ -343,10 +334,7 @@ def _requested_slices(near: _Nearby) -> _SliceChoice:
 
 
 def rentable(chip: Chip, model: Model) -> list[Topology]:
-    """Return the slices of a chip that one may rent, smallest first; of equal ones the most cubic.
-
-    Slices whose search would take seconds are left out.
-    """
+    """Return the slices of a chip to rent, smallest first, then most cubic; none slow to search."""
     axes = usable_axes(model)
     every = [catalog.topology(chip, text) for text in catalog.topologies(chip)]
     most = prod(chip.largest_slice)
@@ -358,9 +346,7 @@ def rentable(chip: Chip, model: Model) -> list[Topology]:
 
 
 def _other_chips(near: _Nearby) -> Iterator[Suggestion]:
-    """Yield other chips that compute in the spec's type, in about the same number or in one that
-    holds the model; the cheapest first, those without a price last.
-    """
+    """Yield other chips that compute in the spec's type and hold the model, the cheapest first."""
     now, experiment = _requested_slices(near), near.changed.experiment
     found: list[Suggestion] = []
     for chip in map(catalog.chip, catalog.chips()):

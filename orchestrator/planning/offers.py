@@ -1,7 +1,5 @@
-"""What to rent for a spec: every chip, topology and number of slices, each with its plan.
-
-Bounds come first: an offer that is too slow at the peak of its chips, or too small for the model,
-is not planned. The others are searched together (`many_slices`).
+"""What to rent for a spec: every chip, topology and number of slices, each with its plan. Offers
+whose bound is too slow or too small are not planned; the rest are searched together.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,10 +46,8 @@ OfferReasonCode = Literal[
 
 
 class OfferRequest(Value):
-    """What is wanted: the most days and dollars, the chips, and their prices.
-
-    `prices` is a kind of the catalog, or the name of a file. A choice is sure where its odds are at
-    least `sure`.
+    """What is wanted: the most days and dollars, the chips, and their prices. `prices` is a kind of
+    the catalog, or the name of a file. A choice is sure where its odds are at least `sure`.
     """
 
     by_days: float | None = None
@@ -275,7 +271,6 @@ def _reason_at_once(
 
 
 def _reason_after_search(request: SearchRequest) -> OfferReason:
-    """Return why a search found nothing."""
     batch = request.experiment.batch
     meshes = nearest_specs.all_meshes(request, request.mesh)
     if not len(meshes):

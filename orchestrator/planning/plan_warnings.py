@@ -220,10 +220,7 @@ def unknown_rates(plan: Plan) -> Iterator[PlanWarning]:
 
 
 def goodput_warnings(plan: Plan) -> Iterator[PlanWarning]:
-    """Warn if failures cost much, or saves do, or storage or host links cannot keep up with saves.
-
-    A short run, a stated goodput and another trainer's program have no such warnings.
-    """
+    """Warn if failures or saves cost much, or storage or host links cannot keep up with saves."""
     goodput, save = plan.forecast.goodput, plan.forecast.goodput.inputs.save
     if not _losses_matter(plan):
         return

@@ -1,7 +1,4 @@
-"""Spec to Plan: search, choose, and write the choice out with its forecast and digest.
-
-A run in stages has a spec for each, and a plan of the whole from the plans of all.
-"""
+"""Spec to Plan: search, choose, and write the choice with its forecast and digest."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
@@ -83,7 +80,6 @@ def _stage_plans(spec: Spec) -> Iterator[Plan]:
 def _write_plan(
     spec: Spec, request: search.SearchRequest, result: search.SearchResult, ranked: RankedChoice
 ) -> Plan:
-    """Write one choice out, with its forecast and digest."""
     choice = ranked.choice
     layout = search.layout_of_choice(request, choice)
     experiment, pods = spec.experiment, request.pods
@@ -254,7 +250,6 @@ def stage_specs(spec: Spec) -> list[Spec]:
 
 
 def stage_spec(spec: Spec, number: int) -> Spec:
-    """Return the stage with that number as a spec."""
     specs = stage_specs(spec)
     if not 1 <= number <= len(specs):
         known = f"stages 1 to {len(specs)}" if specs else "no stages"

@@ -39,9 +39,8 @@ _WITHIN_LAYERS = (*LOGICAL_AXES["heads"], *LOGICAL_AXES["experts"])
 
 @dataclass(frozen=True)
 class RankedChoice:
-    """The best choice of its kind: of its tensor size, policy and microbatches.
-
-    `alike` other meshes of that kind differ from it by less than the forecast knows.
+    """The best choice of its tensor size, policy and microbatches, with the number of meshes
+    `alike`: their forecasts differ by less than it knows.
     """
 
     choice: Choice
@@ -54,10 +53,8 @@ def best_choices(request: SearchRequest, candidates: Candidates, most: int) -> l
 
 
 def ranked_choices(request: SearchRequest, candidates: Candidates, most: int) -> list[RankedChoice]:
-    """Return the best choices of each kind, with the number of meshes like it.
-
-    The last may be one that accumulates gradients, where it is expected to be faster than the
-    first.
+    """Return the best choices of each kind, with the number of meshes like it; the last may be one
+    that accumulates gradients and is expected to be faster than the first.
     """
     kinds = _kinds_of(candidates)
 
@@ -156,10 +153,7 @@ def _accumulating_row(
     request: SearchRequest, candidates: Candidates, s_per_token: float
 ) -> int | None:
     """Return the row that accumulates gradients and is expected to be faster by more than the
-    forecast knows.
-
-    With one microbatch slices wait for each other in every layer, with more once per step. Such
-    waits are learned from runs; the rule counts only work.
+    forecast knows: it waits for other slices once per step, which the rule does not count.
     """
     efficiency = catalog.efficiency(request.chip.name)
     if request.pods == 1 or efficiency is None or not len(candidates):
@@ -182,9 +176,7 @@ Reason = Literal["waits", "offload", "batch", "work"]
 
 
 def passed_over(plan: Plan, other: Plan) -> Reason | None:
-    """Return the part of the ranking's rule that puts a plan before one that is expected to be
-    faster; None where that other is not expected to be faster.
-    """
+    """Return the rule's part that puts a plan before one expected to be faster; None otherwise."""
     if (other.forecast.mfu.expected or 0.0) <= (plan.forecast.mfu.expected or 0.0):
         return None
     if other.batch.microbatches > plan.batch.microbatches:

@@ -1,7 +1,5 @@
-"""The small copy of a plan that this machine can run.
-
-It has pods, the same mesh axes as far as there are devices, and a model of the same proportions. It
-lists whatever differs in kind.
+"""The small copy of a plan that this machine can run, with a list of what differs in kind. It keeps
+pods, mesh axes as devices allow, and the model's proportions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -267,7 +265,6 @@ def _batch(plan: Plan, pods: int, mesh: dict[str, int]) -> Batch:
 
 
 def _changes(plan: Plan, copy: Plan) -> Iterator[str]:
-    """Yield what the rehearsal does not rehearse."""
     if copy.pods < plan.pods:
         yield f"{plan.pods} pods became {copy.pods}"
     gone = [axis for axis in ICI_AXES if plan.mesh[axis] > 1 == copy.mesh[axis]]

@@ -86,11 +86,10 @@ def searched_policies(chip: Chip, experiment: Experiment) -> tuple[rematerializa
 
 @cache
 def _all_policies(model: Model, *, offloads: bool) -> tuple[rematerialization.Policy, ...]:
-    """Return every way to treat the tensors of a block, but for those that gain nothing.
+    """Return every way to treat the tensors of a block, except those that gain nothing.
 
-    Queries, keys and values are treated alike: keys and values are small. So are all latents. Of
-    the MLP's inputs, which are of one size, the first is never treated better than the next. The
-    block's input is never recomputed.
+    Queries, keys and values are treated alike, and all latents. Of the MLP's inputs the first is
+    never treated better than the next. The block's input is never recomputed.
     """
     network = decoder(model)
     treatments = [each for each in _TREATMENTS if offloads or each != "offload"]
@@ -171,9 +170,8 @@ class Choice:
 class Candidates:
     """Ways to run, one per row: factors of the placement, what runs there, and what it costs.
 
-    `remat` is a place in `policies`. The cost is the first criterion of the ranking: the mean of
-    the lower and the unoverlapped time, this without transfers to the host that computation hides,
-    and what nothing hides.
+    `remat` is a place in `policies`. The cost ranks first: the mean of the lower and the
+    unoverlapped time, without hidden transfers to the host, plus what nothing hides.
     """
 
     factors: Ints
@@ -195,7 +193,6 @@ class Candidates:
 
     @staticmethod
     def join(several: Sequence["Candidates"]) -> "Candidates":
-        """Return the rows of several searches with the same policies, one after another."""
         columns: dict[str, Any] = {
             name: np.concatenate([getattr(each, name) for each in several]) for name in _COLUMNS
         }
@@ -215,10 +212,8 @@ _COLUMNS = tuple(each.name for each in fields(Candidates) if each.name != "polic
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The work of a search. `smallest_bytes` is the lowest peak of any realizable plan,
-    `smallest_host_bytes` the least memory of the host per chip where HBM suffices.
-
-    `margin` is the share of memory that the candidates leave free.
+    """The work of a search. `smallest_bytes`: the lowest peak of any realizable plan;
+    `smallest_host_bytes`: the least host memory per chip where HBM suffices; `margin`: left free.
     """
 
     enumerated: int
@@ -271,7 +266,6 @@ def factors_of(choice: Choice) -> Ints:
 
 
 def layout_of_choice(request: SearchRequest, choice: Choice) -> Training:
-    """Return the layout of one choice, as plain numbers."""
     return make_layout(
         request, choice.mesh, choice.sequences, choice.microbatches,
         rematerialization.policy(choice.remat), plain_links(request.torus, factors_of(choice)),
@@ -279,7 +273,6 @@ def layout_of_choice(request: SearchRequest, choice: Choice) -> Training:
 
 
 def layout_of_rows(request: SearchRequest, candidates: Candidates, rows: Ints) -> Training:
-    """Return the layouts of some candidates, as arrays."""
     factors = candidates.factors[rows]
     treated = policy_array(candidates.policies, request.experiment.model)
     return make_layout(

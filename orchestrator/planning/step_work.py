@@ -1,7 +1,5 @@
-"""The work of a step by kind: what its parts would take at the rates that links and chips reach.
-
-It takes the ledger of `time`, adds the operations between the matmuls, which a roofline leaves out,
-and sorts the collectives by what can hide them.
+"""The work of a step by kind, at the rates that links and chips reach: the ledger of `time` plus
+the operations between matmuls, with collectives sorted by what can hide them.
 """
 
 from collections.abc import Iterable
@@ -51,9 +49,7 @@ class _Transfers:
     def hidden_s(
         self, matmul: float = 1.0, attention: float = 1.0, between_s: Number = 0.0
     ) -> Number:
-        """Seconds of both ways that computation hides, at these shares of its peak and with so much
-        between the matmuls of a pass.
-        """
+        """Transfer seconds, both ways, that computation at these shares of its peak hides."""
         forward, backward = (
             np.minimum(self.one_way_s, matmul_s / matmul + attention_s / attention + between_s)
             for matmul_s, attention_s in (self.forward_s, self.backward_s)
@@ -107,12 +103,10 @@ _LOGITS_TOUCHES, _LOGITS_BYTES = 7, 4
 class StepWork(Value):
     """Seconds of a step by kind, and how often gradients are reduced between how many slices.
 
-    `reductions_by_layer` is how often if nothing accumulated. Matmuls, attention and HBM are at
-    peak rates, links at the rate that they reach. `gathers_s` of weights and gradients can run
-    behind the layers before and after, `dcn_s` likewise between slices; matmuls wait for
-    `tensor_s`, all but the part that they send piece by piece; nothing overlaps `serial_s`.
-    `host` are transfers, of which the passes hide some. `row_moves` counts the rows of experts that
-    a device moves one by one.
+    Matmuls, attention and HBM are at peak rates, links at the rate that they reach. `gathers_s` and
+    `dcn_s` can run behind neighbouring layers; matmuls wait for `tensor_s`, except pieces of a
+    ring; nothing overlaps `serial_s`. `reductions_by_layer` assumes no accumulation. `row_moves`
+    counts rows of experts that a device moves one by one.
     """
 
     matmul_s: Number
@@ -205,10 +199,8 @@ def pass_bytes(layout: Training) -> Number:
 
 
 def _quantization_bytes(layout: Training) -> Number:
-    """HBM traffic of turning operands of blocks' products into a narrower type, with scales.
-
-    Inputs are quantized forward and where the policy repeats their product, gradients of results
-    once, and gathered weights in the forward and in the backward pass of each microbatch.
+    """HBM traffic of quantizing operands of blocks' products: inputs forward and when recomputed,
+    gradients once, gathered weights in both passes of each microbatch.
     """
     if layout.precision.compute == layout.activation_type:
         return 0.0

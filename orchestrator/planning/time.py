@@ -1,9 +1,7 @@
-"""The ledger of seconds in a step, and the two figures it adds up to.
+"""The ledger of seconds in a step. Every line keeps one resource busy at its peak rate.
 
-Every line keeps one resource busy at its peak rate. `lower` overlaps all resources perfectly: the
-busiest one decides, and what no matmul can hide comes in series, so no run is faster.
-`unoverlapped` adds all lines up: nothing is hidden, but rates are still peaks, so real runs can be
-slower.
+`lower`: perfect overlap, the busiest resource plus what no matmul can hide; no run is faster.
+`unoverlapped`: the sum of all lines, still at peak rates; real runs can be slower.
 """
 
 from dataclasses import dataclass
@@ -32,7 +30,6 @@ def device_peak(layout: Layout) -> float:
 
 
 def time_lines(layout: Training) -> list[LedgerLine]:
-    """All lines of a step."""
     lines = [*math_lines(layout), *_hbm_lines(layout), *host_lines(layout)]
     # Payload over the rate of the group's links. Hops of every collective in a slice come one after
     # another, with a line for each group.
@@ -194,10 +191,9 @@ def matmul_line(layout: Layout, name: str, formula: str, count: Number) -> Ledge
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds by resource, the seconds that each torus axis is busy, and the sum of all lines.
+    """Seconds by resource and by torus axis, and the sum of all lines.
 
-    `serial_s` come one after another, where no matmul hides them; `overlapped_s` is what the rest
-    of the step takes of its busiest resource.
+    `serial_s` is what no matmul hides; `overlapped_s` what the rest takes of its busiest resource.
     """
 
     busy_s: dict[str, Number]
@@ -221,11 +217,7 @@ _DURING_REDUCTION: tuple[LineKind, ...] = ("optimizer_update",)
 
 
 def step_time(layout: Training, lines: list[LedgerLine]) -> StepTime:
-    """Add up a ledger. Collectives that use the same torus axis take turns on it.
-
-    Serial collectives wait for the matmuls, but not for each other: one bucket of gradients may
-    cross the slice while the one before crosses between slices.
-    """
+    """Add up a ledger. Collectives on one torus axis take turns; serial ones overlap each other."""
     busy: dict[str, Number] = {}
     serial: dict[str, Number] = {}
     overlapped: dict[str, Number] = {}
@@ -265,7 +257,6 @@ def _axis_s(layout: Layout, by_resource: dict[str, Number]) -> Number:
 
 
 def _busiest_s(by_resource: dict[str, Number], torus_axis_s: Number) -> Number:
-    """Seconds of the busiest resource or torus axis."""
     slowest_axis = np.max(torus_axis_s, axis=-1)
     others = [by_resource[name] for name in ("mxu", "hbm", "host") if name in by_resource]
     between = _between_slices_s(by_resource)

@@ -1,8 +1,7 @@
 """The links of one slice, and how mesh axes lie on them.
 
-A mesh axis is spread over torus axes as factors: on a torus axis of length L the factors of
-ICI_AXES multiply to L, the first axis outermost. Every row of an array of factors is one placement,
-so one function serves a search over thousands and a single plan.
+On a torus axis of length L the factors of ICI_AXES multiply to L, the first axis outermost. A row
+of an array is one placement, so one function serves a search and a single plan.
 """
 
 from collections.abc import Callable, Sequence
@@ -139,11 +138,10 @@ def _group_spans(
 def group_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Floats:
     """Bytes per second at which each device receives in a collective over the group.
 
-    A ring gives an axis both its directions, an open line half of that; a stride of s shares every
-    link with s - 1 interleaved groups; spans on several axes add up, but devices that pass data on
-    to the next are one ring through all spans. The devices of one chip share its links, unless the
-    group holds all of them: then the chip fetches each byte once. A group within one chip runs at
-    the die link. A group of one device has no need: infinite.
+    A ring uses both directions of an axis, an open line half; a stride of s shares links with s - 1
+    interleaved groups; spans on several axes add up, except where devices pass data on in one ring.
+    Devices of one chip share its links, unless the group holds all of them; a group within a chip
+    has the die link, a single device infinity.
     """
     size, stride, ring = _group_spans(slice_torus, factors, group)
     shape = np.where(ring, 1.0, 0.5)
@@ -165,19 +163,15 @@ def group_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Flo
 
 
 def _one_ring(slice_torus: Torus, group: tuple[str, ...], chips: Ints) -> tuple[Bools, Bools]:
-    """Whether devices of a group pass data on link by link through several spans, and whether that
-    way ends next to its start. Behind a switch all are neighbours.
-    """
+    """Whether a group's devices pass data on through several spans, and whether in a ring."""
     in_line = not slice_torus.switched and all(axis in RING_AXES for axis in group)
     several, closed = (chips > 1).sum(axis=1) > 1, (chips % 2 == 0).any(axis=1)
     return np.asarray(several & in_line), np.asarray(closed)
 
 
 def _exchange_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Floats:
-    """Bytes per second at which each device sends in an all-to-all over the group.
-
-    On a ring of n devices a byte travels n / 4 links, and all bytes travel along every axis of the
-    group: the slowest decides. The devices of one chip share its links.
+    """Bytes per second at which each device sends in an all-to-all over the group. On a ring of n
+    devices a byte travels n / 4 links; the slowest axis decides.
     """
     gather = group_rate(slice_torus, factors, group)
     if slice_torus.switched:
@@ -210,12 +204,10 @@ def _group_hops(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Fl
 
 @dataclass(frozen=True)
 class Links:
-    """What joins the devices of each group: a domain inside the slice (a torus, or a switch), and
-    the cluster network between slices. Formulas ask for `bytes_per_s` and `latency_s`.
+    """What joins the devices of each group: a domain inside the slice, and the cluster network.
 
-    For each of GROUPS: bytes per second of a gather, hops of a collective, torus axes in use (rows
-    x torus axes); for EXCHANGING bytes per second of an all-to-all. DCN_AXES lie on the cluster
-    network.
+    For each of GROUPS: bytes per second of a gather, hops, torus axes in use (rows x torus axes);
+    for EXCHANGING bytes per second of an all-to-all. DCN_AXES lie on the cluster network.
     """
 
     rates: dict[str, Any]

@@ -1,9 +1,7 @@
 """Compile one plan, in a process of its own: the only one here that imports JAX and the trainers.
 
-    python -m orchestrator.proving.compile_process < request.json
-
-It writes lines of JSON: `{"stage": ...}` on its way, `{"result": ...}` at the end. libtpu writes to
-the standard streams as it likes, so the lines go to a descriptor of their own.
+It takes a CompileRequest as JSON, and writes lines of JSON: `{"stage": ...}`, then `{"result":
+...}`. They go to a descriptor of their own, because libtpu writes to the standard streams.
 """
 
 import json
@@ -132,10 +130,7 @@ def _compiled(plan: Plan, request: compiled.CompileRequest, send: _Send) -> comp
 
 
 def _text_of(executable: jax.stages.Compiled) -> str:
-    """The program's text with the numbers of its constants, which `as_text` leaves out.
-
-    jax has no public name for the options of printing.
-    """
+    """The program's text with its constants' numbers: jax has no public name for this option."""
     options = _hlo.HloPrintOptions()
     options.print_large_constants = True
     program = executable.runtime_executable()

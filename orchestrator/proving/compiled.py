@@ -27,10 +27,7 @@ _STARTED_S = time.time()  # of this process, nearly
 
 
 class _LoadedCode(Value):
-    """`modules`: module → sha256 of its file. `packages`: installed package → its version.
-
-    `data`: `module:path` → sha256 of another file, with a path relative to the module's folder.
-    """
+    """Digests of modules and of `data` files by `module:path`, and versions of packages."""
 
     modules: dict[str, str]
     data: dict[str, str]
@@ -134,8 +131,7 @@ GROUPED_MATMUL = "grouped matmul"  # the kernel that multiplies by experts, each
 class CompileRequest(Value):
     """A plan as JSON, its topology as the compiler names it, and the file for the program's text.
 
-    `rates` price its schedule; without them the schedule is left out. `beyond_hbm`:
-    compile even what the chip's memory cannot hold, to see what it needs.
+    `rates` price its schedule, if given. `beyond_hbm`: compile even what exceeds the chip's memory.
     """
 
     plan: str
@@ -171,10 +167,8 @@ class CompiledCollective(Value):
 
 
 class DcnSend(Value):
-    """One operation that sends to other pods, and the trainer's lines that ask for it.
-
-    `in_backward`: it depends on a backward pass, as gradients do. `is_stored`: on no computation
-    with tokens, as weights do.
+    """An operation that sends to other pods, with the trainer's lines. `in_backward`: it depends on
+    a backward pass, as gradients do; `is_stored`: on no tokens, as weights do.
     """
 
     name: str
@@ -190,10 +184,8 @@ class DcnSend(Value):
 
 
 class ProgramSummary(Value):
-    """The contents of a program's text. `live_bytes`: bytes alive at the peak, by class.
-
-    `flops` are of one device and step, by what computes them; `uncounted` kernels have no formula.
-    `schedule` is None where the chip's clock is not known.
+    """The contents of a program's text; `live_bytes` by class, at the peak; `flops` per device and
+    step. `uncounted` kernels have no formula. `schedule` is None where the chip's clock is unknown.
     """
 
     live_bytes: dict[str, float]
@@ -207,10 +199,7 @@ class ProgramSummary(Value):
 
 
 class Compiled(Value):
-    """One compiled program in numbers, with seconds, memory and versions of the compilation.
-
-    `code` is what made the program and read it.
-    """
+    """One compiled program, what compiling it took, and as `code` what made and read it."""
 
     memory: CompiledMemory
     summary: ProgramSummary
@@ -221,10 +210,7 @@ class Compiled(Value):
 
 
 class CompileFailure(Value):
-    """Why nothing was compiled: the message of the trainer or of the compiler.
-
-    `exit_code` is set where the process died; `message` is then all that it wrote.
-    """
+    """Why nothing was compiled. With an `exit_code` the process died, after writing `message`."""
 
     message: str
     by: Literal["trainer", "compiler"]

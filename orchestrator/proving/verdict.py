@@ -33,10 +33,7 @@ _RECOMPUTE: tuple[LineKind, ...] = ("matmul_recompute", "attention_recompute")
 
 
 def _plans_that_fit(spec: Spec, plan: Plan, missed_bytes: float) -> tuple[PlanChange, ...]:
-    """Changes of the spec that lead to plans that fit, the most like this one first.
-
-    `missed_bytes` is how much more the program of this plan needs than its Forecast says.
-    """
+    """Changes of the spec that fit, nearest first. `missed_bytes`: what the Forecast missed."""
     limit = plan.forecast.hbm_bytes_per_device - missed_bytes
     same_mesh = replace(spec.resources, mesh=_with_sizes(spec, plan.mesh))
     shared = {axis: getattr(spec.resources.mesh, axis) for axis in SHARED_OVER_DCN}
@@ -111,10 +108,8 @@ class ProofResult(Value):
 def prove(
     spec: Spec, plan: Plan, on_stage: compiler.OnStage = lambda _: None, hlo: Path | None = None
 ) -> ProofResult:
-    """The compiler's verdict on a plan of the spec, with suggestions.
-
-    It comes from the cache if it is there, unless `hlo` is given: the folder for the program's
-    text. `on_stage` receives the stages of the compilation.
+    """The compiler's verdict on a plan, from the cache unless `hlo`, a folder for the program's
+    text, is given, with suggestions. `on_stage` receives the stages of the compilation.
     """
     result = None if hlo else cached(plan)
     if result is None:
@@ -123,10 +118,7 @@ def prove(
 
 
 def cached(plan: Plan) -> ProofResult | None:
-    """The verdict if this very program was compiled before, without suggestions.
-
-    A file that cannot be read counts as absent.
-    """
+    """The verdict, without suggestions; None if this program was not compiled, or unreadable."""
     try:
         key = _key(plan)
     except (ProofUnavailable, UnknownName):  # neither compiler nor trainer, and so no proof

@@ -1,7 +1,4 @@
-"""Reads YAML specs and studies, and says everything that is wrong with them at once.
-
-The only package that knows the YAML and the JSON Schema of specs.
-"""
+"""Reads YAML specs and studies; only this package knows their YAML and JSON Schema."""
 
 from orchestrator.reading.load import is_study, load
 from orchestrator.reading.problems import Problem, SpecProblems

@@ -1,7 +1,4 @@
-"""Checks how fields must go together, which the schema of single fields cannot say.
-
-A fault is a key of a section, the code of the problem, the message and the hint.
-"""
+"""Checks of fields together: a fault is a section's key, a code, the message and the hint."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -48,7 +45,6 @@ _PATH_UNUSED = (
 
 
 def check(spec: SpecInstance) -> None:
-    """Add every contradiction to a spec's problems."""
     for key, kind, find in _PLUGINS:
         name = spec[key]
         try:
@@ -166,7 +162,6 @@ def _check_remat(spec: SpecInstance) -> None:
 
 
 def check_topology(spec: SpecInstance, chip: Chip) -> None:
-    """Add the problem of a slice that the chip does not have."""
     topology = spec["resources.topology"]
     try:
         if topology not in (None, AUTO_TOPOLOGY):
@@ -201,7 +196,6 @@ def _check_model(spec: SpecInstance) -> None:
 
 
 def shape_faults(heads: int | None, kv_heads: int | None, head_dim: int | None) -> Iterator[Fault]:
-    """Yield what is wrong between the sizes of a model's attention."""
     if heads and kv_heads and heads % kv_heads:
         near = max(n for n in range(1, kv_heads) if heads % n == 0)
         message, hint = f"is {kv_heads}, must divide the {heads} heads", f"kv_heads: {near}"
@@ -218,7 +212,6 @@ def _odd(name: str, size: int) -> tuple[str, str, str]:
 def latent_faults(
     latent: LatentDimensions, heads: int | None, kv_heads: int | None
 ) -> Iterator[Fault]:
-    """Yield what is wrong with the sizes of latent attention."""
     if latent.rope_dim % 2:
         yield "rope_dim", *_odd("rope_dim", latent.rope_dim)
     if heads and kv_heads and heads != kv_heads:
@@ -246,7 +239,6 @@ def _check_latent(spec: SpecInstance, model: _Values, latent: LatentDimensions) 
 
 
 def mixture_faults(moe: MixtureOfExperts, layers: int | None) -> Iterator[Fault]:
-    """Yield what is wrong between the sizes of a mixture."""
     experts, groups = moe.experts, moe.groups
     in_groups = experts // groups * moe.top_groups
     if moe.top_k > experts:

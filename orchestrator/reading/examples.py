@@ -1,7 +1,5 @@
-"""Writes specs: a loaded one as YAML, a commented one to start from, the examples, the schemas.
-
-A new spec gets the JSON Schema next to it, and names it by a relative path: editors then check it
-offline, in every checkout and on every machine that the folder is copied to.
+"""Writes specs: a loaded one as YAML, a commented one to start from, the examples, the schemas. A
+new spec names the JSON Schema next to it by a relative path, so that editors check it offline.
 """
 
 import os
@@ -33,10 +31,7 @@ _COMPUTED_KEYS = ("chip_definition", "overrides")
 
 
 def spec_text(spec: Spec) -> str:
-    """Return a spec as YAML that loads as the same spec, without defaults.
-
-    A chip of one's own has a file of its own, which one text cannot hold.
-    """
+    """Return a spec as YAML without defaults. A chip of one's own has a file of its own."""
     if spec.resources.chip_definition is not None:
         raise SpecError(f"resources.chip: {spec.resources.chip} is a chip of a file of your own")
     return yaml_text([_section(spec)])
@@ -92,7 +87,6 @@ def _stage(stage: TrainingStage, before: TrainingStage) -> dict[str, Any]:
 
 
 def _written(key: str, value: Any) -> Any:
-    """Return a value as a file has it."""
     if isinstance(value, Model) and value.name in catalog.models():
         known = catalog.model(value.name)
         return value.name if known == value else _section(value)
@@ -125,10 +119,8 @@ def examples() -> dict[str, str]:
 def create(
     path: Path | None = None, example: str | None = None, overrides: Sequence[str] = ()
 ) -> Path:
-    """Write the starter, an example or another spec as a spec of that name, with its schema.
-
-    With overrides its text is made anew: it has them, and no comments. An existing spec is never
-    overwritten. Without a path it is named after its example.
+    """Write the starter, an example or another spec under that name, or its example's, with its
+    schema. Overrides lose comments; an existing spec is never overwritten.
     """
     if path is None and example is None:
         raise Usage("name the file to write, for example my-run.yaml")
@@ -184,7 +176,6 @@ def _changed(source: Path, path: Path, overrides: Sequence[str]) -> str:
 
 
 def _named(text: str, path: Path) -> str:
-    """Return the text with the name of its file."""
     name, wanted = path.stem.replace("_", "-"), schemas.schema_field("name")
     if not is_legal(name, wanted):
         raise SpecError(f"{path.stem!r} cannot name a spec: it must be {must(wanted)}")

@@ -109,10 +109,7 @@ def likely(schema: Schema, node: Scalar) -> list[str]:
 
 
 def _names_meant(text: str, legal: list[str]) -> list[str]:
-    """Return the names that others write so: those that begin so, or else the most similar.
-
-    A path such as meta-llama/Llama-3.1-8B ends with the name.
-    """
+    """Return the names that begin so, or else the most similar, after any `meta-llama/`."""
     name = text.lower().strip().rpartition("/")[2]
     if known := _VALUE_SYNONYMS.get(name.removeprefix("tpu").strip(" -_")):
         return [value for value in known if value in legal]
@@ -172,12 +169,10 @@ def key_suggestion(key: str, legal: list[str], *, in_spec: bool = True) -> Corre
 
 
 def _synonyms(key: str, legal: list[str]) -> list[str]:
-    """Return the legal keys that other programs call so."""
     return [name for name in SYNONYMS.get(key.lower().replace("-", "_"), ()) if name in legal]
 
 
 def meant_key(key: str, legal: list[str]) -> str | None:
-    """Return the legal key that was probably meant."""
     if len(key) > SHOWN_VALUE:
         return None
     close = get_close_matches(key.lower(), legal, 1)

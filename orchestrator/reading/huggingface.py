@@ -1,7 +1,5 @@
-"""Reads a Hugging Face config.json as a Model, by the table of `huggingface_families`, and back.
-
-It accepts only what is served. An unknown key may change the model, so it is refused by name unless
-it is null or false.
+"""Reads a Hugging Face config.json as a Model, by the table of `huggingface_families`, and back. An
+unknown key may change the model: it is refused by name unless it is null or false.
 """
 
 import json
@@ -191,7 +189,6 @@ class _Config:
         return False
 
     def _windows(self, family: Family, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the window, and the layers that have it."""
         pattern = families.window_pattern(family, values)
         if pattern is None:
             kinds = ", ".join(families.LAYER_TYPES)
@@ -237,10 +234,7 @@ class _Config:
         return {"moe": moe}
 
     def _latent(self) -> LatentDimensions | None:
-        """Return latent attention; None where a size is wrong.
-
-        Only the rank of queries may be null, where they have no latent.
-        """
+        """Return latent attention; None where a size is wrong. Only queries' rank may be null."""
         fields: dict[str, Any] = {}
         for key, name in families.LATENT_KEYS.items():
             value = self.values.get(key)
@@ -312,11 +306,7 @@ _SHARE_DIGITS = 10  # so that a published 0.707 is 0.707 again
 
 
 def config_of(model: Model, length: int, dtype: str) -> dict[str, Any]:
-    """Return the config of a model that was trained with sequences of that length.
-
-    Each architecture is tried, and the first one is taken whose config, read again, is the same
-    network.
-    """
+    """Return a trained model's config, of the first architecture that reads back as this model."""
     for family in families.FAMILIES:
         if family.section:
             continue  # it describes more than a text model
@@ -357,10 +347,7 @@ def _describes(source: SpecText, model: Model) -> bool:
 
 
 def _without_scales(model: Model) -> tuple[Model, float, float]:
-    """Return a model without what multiplies scores and turned vectors, and these two factors.
-
-    That of scores is over the usual one, that of turned vectors is YaRN's.
-    """
+    """Return a model without scales of scores and vectors, and these: over the usual, YaRN's."""
     scaling, turned = model.rope_scaling, 1.0
     scores = (model.attention_scale or 0) * model.head_dim**0.5 or 1.0
     if scaling is not None and scaling.kind == "yarn":

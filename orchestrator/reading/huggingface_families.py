@@ -1,7 +1,4 @@
-"""The architectures of Hugging Face configs that are served, RoPE and latent attention.
-
-What their keys mean stands in `huggingface_families.toml`.
-"""
+"""The architectures of Hugging Face configs that are served; their keys are in the .toml file."""
 
 import tomllib
 from dataclasses import dataclass, field
@@ -16,10 +13,8 @@ from orchestrator.values.model import LatentDimensions, RopeScaling
 
 @dataclass(frozen=True)
 class _ExpertKeys:
-    """Keys of experts → the fields of MixtureOfExperts that they give; `defaults` are what leaving
-    them out means, `own` what the family always has.
-
-    `choices` are keys whose words stand for several fields: key → word → the fields.
+    """Keys of experts → the fields of MixtureOfExperts that they give; `defaults` are for missing
+    keys, `own` what the family always has, `choices` by key and word.
     """
 
     keys: dict[str, str]
@@ -30,11 +25,9 @@ class _ExpertKeys:
 
 @dataclass(frozen=True)
 class Family:
-    """An architecture that is served.
-
-    `own` are fields of the Model that it always has, `keys` the keys that only some families have
-    with the fields that each gives, and `defaults` what its config means by leaving a key out.
-    `window_pattern` are the layers with its window, where the config does not list them.
+    """An architecture that is served. `own` are fields that it always has, `keys` those that only
+    some families have, `defaults` what a missing key means, `window_pattern` its layers with the
+    window, where the config does not list them.
     """
 
     architecture: str
@@ -144,9 +137,8 @@ def is_positive(value: object) -> bool:
 
 
 def rope_of(values: dict[str, Any], *, scales_scores: bool = False) -> dict[str, Any]:
-    """Return the fields of a Model that say how positions turn; raise `Unserved`.
-
-    Where attention `scales_scores` itself, YaRN may have a share of its growth for all numbers.
+    """Return how positions turn, as a Model's fields; raise `Unserved`. Where attention
+    `scales_scores` itself, YaRN may have a share of its growth for all numbers.
     """
     fields: dict[str, Any] = {}
     for key in ROPE_KEYS:

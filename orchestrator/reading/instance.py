@@ -1,7 +1,4 @@
-"""A file as values: reads its nodes by a schema, and places everything that is wrong in the text.
-
-The values are those of an editor with the same schema, and then what they mean.
-"""
+"""A file as values: reads its nodes by a schema, and places all that is wrong in the text."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

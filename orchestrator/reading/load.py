@@ -58,10 +58,7 @@ def is_study(path: Path) -> bool:
 def spec_of(
     root: Node, problems: Sequence[Problem], folder: Path, overrides: tuple[str, ...]
 ) -> Spec:
-    """Return the spec of nodes, whose paths are relative to the folder, or raise `SpecProblems`.
-
-    `problems` come with the nodes.
-    """
+    """Return the spec of nodes, whose paths are relative to the folder, or raise `SpecProblems`."""
     file = SpecInstance(root, schemas.spec_schema())
     check(file)
     named, chip, definition = file["resources.chip"], None, None

@@ -1,7 +1,4 @@
-"""Loads a study. Each varied value is put into the nodes of the base spec.
-
-A value keeps its place in the study's text, where its problems are reported.
-"""
+"""Loads a study. A varied value enters the base spec's nodes with its place in the study."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -97,10 +94,7 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
 
 
 def _take_varied(root: Node) -> tuple[list[_VariedKey], list[Problem]]:
-    """Return the keys that are varied, and what is wrong with their form.
-
-    They are validated as keys of a spec; in the study a legal value takes their place.
-    """
+    """Return the varied keys and what is wrong with their form; a legal value replaces them."""
     study = root.entries.get("study") if isinstance(root, Mapping) else None
     if study is None or not isinstance(study.node, Mapping) or "vary" not in study.node.entries:
         return [], []

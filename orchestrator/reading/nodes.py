@@ -1,8 +1,7 @@
 """Reads files as text, parses YAML text into nodes that know their place, and reads single values.
 
-The only file that knows PyYAML's parser. Nodes are built from the stream of events: what could grow
-(depth, number, aliases) is refused before anything is built from it, and every value stays the text
-that was written.
+The only file that knows PyYAML. Depth, number and aliases are refused before nodes are built, and
+every value stays the text that was written.
 """
 
 import math
@@ -292,9 +291,8 @@ _BINARY = {"K": 2**10, "M": 2**20, "B": 2**30, "T": 2**40}
 
 
 def as_written(text: str, types: set[str]) -> JsonScalar:
-    """Return a value without quotes as JSON has it, where a field may have those types.
-
-    A number is exact when it is whole, and stays text when no number can hold it.
+    """Return a value without quotes as JSON has it, where a field may have those types. Whole
+    numbers are exact; what no number can hold stays text.
     """
     if "boolean" in types and text in _BOOLEANS:
         return _BOOLEANS[text]

@@ -45,10 +45,7 @@ def offer_request(
     prices: str | None,
     today: datetime.date,
 ) -> OfferRequest:
-    """Return the request of these words, for a spec with those resources.
-
-    A spec that leaves its topology open has chosen its chip, and its stated price is for that chip.
-    """
+    """Return the request. A stated price is for the spec's chip, if its topology is open."""
     names = _wanted_chips(chips) if chips is not None else _chips_of(resources)
     kind = prices or "on-demand"
     if kind in _FIELDS:

@@ -23,9 +23,8 @@ _SUGGESTIONS = {
 
 @dataclass(frozen=True)
 class SpecText:
-    """The text of a file, or the `--set` overrides, one per line.
-
-    `hidden` places are never shown, such as a secret where its name belongs: line, column, length.
+    """The text of a file, or the `--set` overrides, one per line. `hidden` places (line, column,
+    length) are never shown, such as a secret where its name belongs.
     """
 
     name: str
@@ -82,10 +81,8 @@ class SpecPosition:
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with a file: its code, what is against what must be, and advice.
-
-    Where a spec names the file, the message begins with the line of the spec and shows that line.
-    The file may be any on the machine, named by mistake: none of its text is shown.
+    """One thing that is wrong with a file: its code, what is against what must be, and advice. Of a
+    file that a spec names, perhaps by mistake, no text is shown: only the spec's line.
     """
 
     place: SpecPosition

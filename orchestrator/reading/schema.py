@@ -161,10 +161,7 @@ class Misread(ValueError):
 
 @dataclass(frozen=True)
 class _Notation:
-    """What a file may hold instead of a value, what text there means, and how a default looks.
-
-    A form is a type, or a tuple of names, of which a file gives one.
-    """
+    """What a file may hold in place of a value: types, or tuples of names; and a default's look."""
 
     forms: tuple[Any, ...]
     title: str | None = None
@@ -342,7 +339,6 @@ def spec_validator() -> Draft202012Validator:
 
 
 def fits(value: Any, schema: Schema) -> bool:
-    """Return whether a part of the schema of specs allows a value."""
     return bool(spec_validator().evolve(schema=schema).is_valid(value))
 
 
@@ -393,10 +389,7 @@ def _section(generated: Schema) -> Schema:
 
 
 def _key(generated: Schema) -> Schema:
-    """Return what a file may hold under a key: in its notation, and never null.
-
-    A section has no default: its keys have their own.
-    """
+    """Return what a file may hold under a key: in its notation, never null, no section default."""
     schema = {key: part for key, part in generated.items() if key not in ("notation", "unless")}
     default = schema.pop("default", None)
     if "notation" in generated:
@@ -453,7 +446,6 @@ def chosen(schema: Schema, node: Node) -> int | None:
 
 
 def properties(schema: Schema) -> dict[str, Schema]:
-    """Return the keys of a mapping that have a name in the schema."""
     return dict(resolved(schema).get("properties", {}))
 
 

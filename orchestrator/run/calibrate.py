@@ -1,7 +1,5 @@
-"""Measure how fast this machine's devices are, and store the result as chip profiles.
-
-Each profile is a file with its digest as the name, in ~/.cache/orch/profiles or below
-XDG_CACHE_HOME. The processes that measure never outlive the call that started them.
+"""Measure how fast this machine's devices are, and store the result as chip profiles: files named
+by their digest, in ~/.cache/orch/profiles or below XDG_CACHE_HOME.
 """
 
 import datetime

@@ -106,10 +106,8 @@ def job_name(run: Run, event: int) -> str:
 
 
 def end_earlier_jobs(jobs: ClusterClient, run: Run, claim: int) -> None:
-    """End the jobs of a run whose drivers had this claim, or one before it.
-
-    A process that is stopped does not see that its claim is superseded, and holds its slices. A job
-    that somebody else has just started goes on: it was started after that claim.
+    """End the jobs of a run whose drivers had this claim or an earlier one: a stopped process holds
+    its slices without seeing that. A job that somebody has just started goes on.
     """
     earlier = {job_name(run, event) for event in range(claim)}
     with suppress(ClusterUnusable):  # then they end by themselves, if they are not stopped

@@ -67,9 +67,8 @@ def import_maxtext(
     command: int | None = None,
 ) -> ImportedSpec:
     """Return the spec of a MaxText run, from files (YAML, scripts) and `key=value` words in order.
-
-    `device` and `slices` are the chips, such as v6e-256 and 2, where the sources do not say them;
-    `command` is the number of one command of a script that trains several times.
+    Where they do not say so, `device` and `slices` are the chips (v6e-256 and 2), and `command` is
+    the number of one of a script's training commands.
     """
     texts = []
     for source in sources:
@@ -107,10 +106,9 @@ def export_weights(
     step: int | None = None,
     progress: Progress | None = None,
 ) -> ExportedWeights:
-    """Write the weights of a run's newest checkpoint as a new folder that `transformers` loads.
-
-    `run` may also be a directory of `python -m trainers`. `dtype` is that of the parameters where
-    it is None, `step` that of another checkpoint.
+    """Write the weights of a run's newest checkpoint, or that of `step`, as a new folder that
+    `transformers` loads; in the parameters' type unless `dtype` is given. `run` may also be a
+    directory of `python -m trainers`.
     """
     require("prove")
     # A checkpoint of the directory of `python -m trainers`, or of a run in the storage.

@@ -1,7 +1,6 @@
 """Follow a run by its journal, on a named cluster or on emulated slices of this machine.
 
-On a named cluster the run goes on without whoever follows it. The cluster is asked only whether the
-job is still there, and it need not answer. A rehearsal ends with the command that follows it.
+On a named cluster the run goes on without its follower; a rehearsal ends with it.
 """
 
 import shlex
@@ -170,10 +169,7 @@ class _RehearsalFollower:
         return run.reason.detail if now_s - self.gone_since_s > _GONE_LIMIT_S else None
 
     def gives_up(self, *, driven: bool) -> bool:
-        """Pass interrupts on: the first asks for a last checkpoint, the second for an end.
-
-        Before a driver comes, and before the first step of an attempt, there is nothing to save.
-        """
+        """Pass interrupts on: first for a last checkpoint, if a step was done, then for an end."""
         journal, progress = self.watch.journal, self.watch.progress
         if self.signals and not driven:
             progress(Notice("stopping", how="before it began"))

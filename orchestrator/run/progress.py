@@ -146,10 +146,7 @@ def interruptible(
 
 @contextmanager
 def collected_interrupts() -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM during a `with` block; they do not end the process.
-
-    Python delivers signals only to its main thread: another thread collects none.
-    """
+    """Collect Ctrl-C and SIGTERM, which do not end the process; only the main thread gets any."""
     numbers: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield numbers

@@ -35,10 +35,8 @@ def prove(
     progress: Progress | None = None,
     stage: int | None = None,
 ) -> ProofResult:
-    """Return the compiler's verdict on the plan of a spec, from the cache if it is there. With
-    stages it is about the one with that number; `prove_stages` gives all.
-
-    `hlo` is a folder that keeps the compiled program's text; the plan is then compiled anew.
+    """Return the compiler's verdict on the plan of a spec or of one stage, from the cache if it is
+    there. `hlo` is a folder for the compiled program's text; the plan is then compiled anew.
     """
     return _prove_plan(*_program(spec, overrides, stage), progress, hlo)
 
@@ -128,10 +126,8 @@ def explain(
     mfu: float = 0.4,
     stage: int | None = None,
 ) -> Explanation:
-    """Derive a spec's figures, formula by formula, next to published figures. With stages it is
-    about the one with that number, or the one with most tokens.
-
-    `mfu` is the model FLOPs utilization that the training time assumes.
+    """Derive a spec's figures, formula by formula, next to published figures; with stages those of
+    one, by default the one with most tokens. `mfu` is assumed for the training time.
     """
     return derive(explained_stage(loaded(spec, overrides), stage), mfu=mfu)
 
@@ -141,10 +137,9 @@ def score(
     *,
     without: Literal["document", "group", "software"] | None = None,
 ) -> Score:
-    """Compare forecasts of published runs with what the runs reached.
-
-    `runs` is a CSV file with the columns of the project's own, which is the default. `without`
-    learns the constants anew without each document, group or software, and scores what it left out.
+    """Compare forecasts of published runs with what they reached. `runs` is a CSV file, by default
+    the project's own. `without` learns the constants anew without each document, group or software,
+    and scores what it left out.
     """
     path = Path(runs) if runs else None
     if without:

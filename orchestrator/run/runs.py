@@ -153,10 +153,7 @@ class _CancelResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cancel(run: str, storage: str | Path = RUNS, *, at_once: bool = False) -> list[_CancelResult]:
-    """Ask a run, or the run of a study that goes on, to stop after a last checkpoint.
-
-    There is one result for each run, and none for a study that has no live run.
-    """
+    """Ask a run, or a study's live run, to stop after a last checkpoint; one result per run."""
     record = find_run_or_study(folder(storage), run)
     records = [record] if isinstance(record, Journal) else []
     if isinstance(record, StudyJournal):

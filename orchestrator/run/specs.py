@@ -38,9 +38,8 @@ def is_study(path: str | Path) -> bool:
 def create_spec(
     path: str | Path | None = None, example: str | None = None, overrides: Sequence[str] = ()
 ) -> Path:
-    """Write the commented starter, an example, or a file's spec as a new spec; return its path.
-
-    Without a path the file is named after the example. An existing file is never overwritten.
+    """Write the starter, an example, or a file's spec as a new spec, and return its path. Without a
+    path it is named after the example. An existing file is never overwritten.
     """
     return create(Path(path) if path else None, example, overrides)
 
@@ -57,10 +56,9 @@ def plan(
     profile: str | None = None,
     stage: int | None = None,
 ) -> Plan:
-    """Return the fastest realizable plan of a spec. `SpecError` says why a spec cannot be planned.
-
-    `profile` names a chip profile that `calibrate` measured: the forecast then stands on it.
-    `stage` is the number of one stage, from 1: the plan is then that of the stage in its place.
+    """Return the fastest realizable plan of a spec, or raise `SpecError` with the reasons.
+    `profile` names a chip profile of `calibrate` for the forecast; `stage` is the number of one
+    stage, from 1, planned in its place.
     """
     return plans(spec, 1, overrides, profile=profile, stage=stage)[0]
 
@@ -86,10 +84,7 @@ def plans(
 
 
 def deadline_odds(spec: SpecSource, made: Plan | None = None) -> DeadlineOdds | None:
-    """Return how likely a run of a spec that begins now ends by `run.deadline`; None without one.
-
-    `made` is the plan of the spec, where there is one already.
-    """
+    """Return how likely a run that begins now ends by `run.deadline`; None without a deadline."""
     found = loaded(spec)
     deadline = found.run.deadline
     if deadline is None:
@@ -111,9 +106,8 @@ def offers(
 ) -> Offers:
     """Return what one may rent for a spec: each offer with its plan, days, dollars and odds.
 
-    `by` is a duration (`30d`, or a number of days) or a date, and `run.deadline` where it is left
-    out; `budget` is dollars (`2M`, or a number).
-    `chips` are names of TPUs; `prices` are `on-demand`, `reserved`, `spot`, or a YAML file.
+    `by` is a duration (`30d`, or days) or a date, by default `run.deadline`; `budget` is dollars
+    (`2M`); `chips` are names of TPUs; `prices` are `on-demand`, `reserved`, `spot`, or a file.
     """
     found, today = loaded(spec, overrides), datetime.now(UTC).date()
     by = deadline_ahead(found.run.deadline, today) if by is None else by
@@ -124,10 +118,8 @@ def offers(
 
 
 def diff(first: SpecSource, second: SpecSource, *, stage: int | None = None) -> PlanDiff:
-    """Compare the plans of two specs, decision by decision and line by line.
-
-    Where either has stages, figures are compared stage by stage and no lines; `stage` is the
-    number of one stage, whose lines are compared.
+    """Compare the plans of two specs, decision by decision and line by line. With stages, figures
+    are compared stage by stage, and lines only for one `stage`, by its number.
     """
     (before, before_plan), (after, after_plan) = (planned(spec, stage) for spec in (first, second))
     return diff_plans((before, after), (before_plan, after_plan))

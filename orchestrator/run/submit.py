@@ -75,10 +75,8 @@ def submit(
     confirm: Confirm | None = None,
     progress: Progress | None = None,
 ) -> Run:
-    """Plan and prove a spec, and run it to its end; return the run as it stands then.
-
-    `confirm` is called with a `Proposal` before anything starts, and says whether to go on: without
-    it nothing is run that takes chips.
+    """Plan and prove a spec, and run it to its end; return the run as it stands then. `confirm`
+    gets a `Proposal` first, and says whether to go on: without it nothing is run that takes chips.
     """
     require("run")
     path, options = Path(path), options or SubmitOptions()
@@ -230,7 +228,6 @@ def _ended(journal: Journal, run: Run, progress: Progress) -> Run:
 def _new_run(
     path: Path, spec: Spec, plan: Plan, steps: int, profile: tuple[int, int] | None = None
 ) -> RunRequest:
-    """Return what a run of a spec's file is created from."""
     if profile and profile[0] >= steps:
         first, end = profile
         raise SpecError(f"--profile {first}:{end}: the run has {steps} steps, counted from 0")

@@ -69,7 +69,6 @@ def _parts(lines: Sequence[LedgerLine]) -> tuple[draw.BarPart, ...]:
 
 
 def _measured_bar(measured: Measurement) -> draw.Bar:
-    """Return the mean step, by what it waited for."""
     usual_s, slow_s = device_times(measured)
     parts = {
         "devices": usual_s,
@@ -107,7 +106,6 @@ def memory(plan: Plan, proof: Proof | None, measured_bytes: float | None) -> dra
 
 
 def goodput(spent: Goodput) -> draw.BarChart:
-    """Return all seconds of the run by where they went."""
     lost = sorted(spent.badput_s.items(), key=lambda pair: -pair[1])
     parts = (
         draw.BarPart("steps that count", spent.goodput_s),

@@ -1,7 +1,4 @@
-"""Charts as values: bars and curves with every position computed, for templates to draw.
-
-Positions are shares of a drawing, so that it stretches with the page while text and strokes do not.
-"""
+"""Charts as values: bars and curves in shares of a drawing, unlike its text and strokes."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence

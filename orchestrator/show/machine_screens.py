@@ -16,7 +16,6 @@ _MANY = 12  # keys that a person reads one by one
 
 
 def calibration_screen(profile: ChipProfile, path: str) -> ui.Screen:
-    """Return the rate of each operation, and the profile's path."""
     machine = profile.machine
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     what = f"{machine.device_kind}: {machine.cores} cores of {machine.processor}"
@@ -39,7 +38,6 @@ def calibration_screen(profile: ChipProfile, path: str) -> ui.Screen:
 
 
 def doctor_screen(report: runs.HealthReport) -> ui.Screen:
-    """Return each finding, with advice below those that are not good."""
     signs = max(len(_SIGNS[finding.health]) for finding in report.findings)
     names = max(len(finding.name) for finding in report.findings)
     lines: list[ui.Part] = []
@@ -61,7 +59,6 @@ def doctor_screen(report: runs.HealthReport) -> ui.Screen:
 
 
 def run_doctor_screen(health: runs.RunHealth, repair_command: str) -> ui.Screen:
-    """Return what is wrong with the files of a run, what was repaired, and what to do next."""
     verdict = f"Doctor: the files of {health.run} are as they were written."
     if health.findings:
         wrong = fmt.counted(len(health.findings), "file")
@@ -78,7 +75,6 @@ def run_doctor_screen(health: runs.RunHealth, repair_command: str) -> ui.Screen:
 
 
 def sync_screen(results: Sequence[runs.SyncResult], storage: str, next_command: str) -> ui.Screen:
-    """Return each run with its steps in MLflow, and whether any is missing."""
     if not results:
         nothing = f"No runs in {storage} that are this user's"
         return ui.screen([ui.Command(nothing), *ui.next_step("orch submit SPEC")])
@@ -109,7 +105,6 @@ def sync_screen(results: Sequence[runs.SyncResult], storage: str, next_command: 
 def mlflow_links(
     address: str, shown: str, experiments: Sequence[tuple[str, Sequence[runs.ViewLink]]]
 ) -> ui.Screen:
-    """Return where the MLflow UI shows the runs and their comparisons."""
     blocks = []
     for name, views in experiments:
         rows = [(view.name, view.url) for view in views]

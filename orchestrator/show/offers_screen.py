@@ -105,7 +105,6 @@ def _sure(found: Offers) -> str:
 
 
 def nothing_sure(found: Offers) -> str:
-    """Return why no offer is sure enough."""
     if found.likeliest is None:
         if any(offer.days for offer in found.offers):
             return "no odds: what runs on such chips reach, or their price, is unknown"

@@ -46,9 +46,7 @@ class Page(Value):
 
 
 def write_report(run: str, storage: str | Path = RUNS, *, out: str | Path | None = None) -> Page:
-    """Write the report of a run or a study as one HTML page, `report.html` in its directory, or in
-    the current one where that cannot be written.
-    """
+    """Write the report of a run or a study as `report.html` in its directory, or in this one."""
     record = find_run_or_study(folder(storage), run)
     path = Path(out) if out else Path(f"{record.key}-{_PAGE}")
     if not out:
@@ -109,7 +107,6 @@ def _run_page(
     chips, to which `proof` belongs. `mlflow` is the run's address in the MLflow UI.
     """
     full, comparable_s = rehearsed or plan, None
-    # The measured step, if it can be compared with the forecast for chips.
     if report.measured and report.ratios and not report.rehearsal:
         comparable_s = report.measured.step_s.median
     return draw.filled(

@@ -1,8 +1,7 @@
 """Lay out text for terminals: titles, paragraphs and tables in blocks, within a width.
 
-A screen is plain text in a pipe or a file; only a terminal gets styles. It does not use rich, whose
-tables cut columns that are too wide and cut words, and have neither columns that go on below nor
-bars in the room that is left.
+Only a terminal gets styles. rich is not used: its tables cut wide columns and words, and have
+neither columns that go on below nor bars in the room that is left.
 """
 
 import re
@@ -92,13 +91,12 @@ class Title:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells. `columns` has a letter for each column: `<` left, `>` right, and `w` for a
-    last column whose text wraps. By default all columns but the first are numbers, to the right.
+    """Rows of cells. `columns` has a letter each: `<` left, `>` right, and `w` for a last column
+    whose text wraps. By default all columns but the first are numbers, to the right.
 
-    `bars` has a size for each row: the row ends in a bar of that share of the largest, as wide as
-    the room that is left; none where the size is 0. `row_styles` are by the number of a row.
-    What is too wide goes on below. Where columns are `spare`, a row stays one line to search for:
-    it does without them, the first of them first, until it fits.
+    `bars` has a size per row, drawn as a share of the largest in the room that is left.
+    `row_styles` are by row number. Where columns are `spare`, a row that is too wide loses them,
+    the first first, to stay one line to search for; otherwise it goes on below.
     """
 
     rows: Sequence[Sequence[str]]

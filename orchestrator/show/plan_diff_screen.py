@@ -25,7 +25,6 @@ _FIGURES: tuple[tuple[str, str, ui.Show], ...] = (
 
 
 def plan_diff_screen(diff: PlanDiff, next_command: str) -> ui.Screen:
-    """Return the differences of two plans, in their decisions, ledgers and figures."""
     first, second = diff.plans
     figures: list[ui.Row] = []
     has_estimate = any(_figure(diff, "days.expected"))
@@ -129,7 +128,6 @@ def _estimate(diff: PlanDiff) -> str:
 
 
 def _is_staged(diff: PlanDiff) -> bool:
-    """Return whether a plan has stages, each with a bound of its own."""
     return not any(_figure(diff, "tokens_per_s.lower"))
 
 
@@ -221,10 +219,7 @@ def _memory_rows(diff: PlanDiff) -> list[ui.Row]:
 
 
 def _ledger(lines: Sequence[LineDiff], show: ui.Show) -> list[ui.Row]:
-    """Return a row for each line that matters in either plan, and one for all small lines.
-
-    Lines of seconds have the resource that is busy.
-    """
+    """Return a row for each line that matters in either plan, and one for all small lines."""
     totals = [sum(line.first or 0 for line in lines), sum(line.second or 0 for line in lines)]
     least = _SMALL * max(*totals, 1e-30)
     large = [line for line in lines if max(line.first or 0, line.second or 0) >= least]
@@ -294,7 +289,6 @@ _NAMES = {
 
 
 def proof_diff_screen(diff: ProofDiff, names: tuple[str, str]) -> ui.Screen:
-    """Return the figures of both, and the lines whose seconds differ."""
     schedules = [proof.schedule for proof in diff.proofs if proof.schedule]
     verdict = "There is no schedule of both: the catalog has no clock for a chip."
     if len(schedules) == 2:

@@ -161,7 +161,6 @@ def deadline_and_run(plan: Plan, odds: DeadlineOdds | None) -> list[tuple[str, s
 
 
 def _ahead_of_next(forecast: Forecast) -> str:
-    """Return how much longer the bottleneck takes than the next resource."""
     margin = forecast.bound_by or 0.0
     if margin >= 1:
         return f"{1 + margin:.1f} times as long as the next"
@@ -169,7 +168,6 @@ def _ahead_of_next(forecast: Forecast) -> str:
 
 
 def verdict(plan: Plan) -> str:
-    """Return the plan in one line."""
     forecast = plan.forecast
     if not plan.ledger_describes_trainer:
         return f"Plan: a mesh for {plan.trainer}, whose memory, time and cost are unknown."

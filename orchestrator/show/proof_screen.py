@@ -71,9 +71,7 @@ def proof_screens(
     found: "Sequence[ProofResult]", others: "Sequence[ProofResult] | None", next_command: str,
     detail: ui.Detail = "usual",
 ) -> list[str]:  # fmt: skip
-    """Return the verdict on every stage; below it those on plans that recompute less, where they
-    were asked for.
-    """
+    """Return the verdict on every stage, then those on plans that recompute less, where asked."""
     screens: list[str] = []
     for stage in found:
         following = next_command if stage is found[-1] else None
@@ -94,7 +92,6 @@ def proof_screens(
 
 
 def _memory(proof: proofs.Proof, *, full: bool) -> list[ui.Part]:
-    """Return the memory at its peak, line by line, then the largest buffers."""
     rows: list[ui.Row] = [_HEAD]
     rows += [(*_compared(line.name, line.compiled, line.forecast)[:3], "") for line in proof.ledger]
     peak, forecast = proof.peak_hbm_bytes_per_device, proof.forecast_peak_hbm_bytes_per_device
@@ -120,7 +117,6 @@ def _memory(proof: proofs.Proof, *, full: bool) -> list[ui.Part]:
 
 
 def _collectives(proof: proofs.Proof, *, full: bool) -> list[ui.Part]:
-    """Return the logical payload by group of axes, then what the compiler adds to it."""
     most: dict[str, float] = defaultdict(float)
     for pair in proof.collectives:
         size = max(pair.bytes_per_step, pair.forecast_bytes_per_step or 0)

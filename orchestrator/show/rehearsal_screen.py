@@ -17,7 +17,6 @@ _VERSIONS = ("python", "jax", "libtpu", "ray", "code")
 
 
 def rehearsal_screen(full: Plan, small: Plan, steps: int, changes: Sequence[str]) -> ui.Screen:
-    """Return the plan, its small copy, and what is expected of the copy on this machine."""
     columns: list[ui.Row] = [("", "pods", "devices", "mesh", "model", "batch", "remat")]
     for name, plan in (("plan", full), ("rehearsal", small)):
         # The axes of a pod with more than one device.

@@ -164,7 +164,6 @@ def main_figures(report: Report) -> Iterator[tuple[str, str, str]]:
 
 
 def goodput_rows(goodput: Goodput) -> list[ui.Row]:
-    """Return the time of the steps that count, then each cause of lost time."""
     lost = sorted(goodput.badput_s.items(), key=lambda pair: -pair[1])
     rows = [(f"{name}: {CAUSES[name]}", s, s / goodput.total_s) for name, s in lost if s > 0]
     rows = [("goodput", goodput.goodput_s, goodput.goodput), *rows]
@@ -217,7 +216,6 @@ def _main_ratio(report: Report) -> Ratio | None:
 
 
 def compare_screen(reports: Sequence[Report], next_command: str) -> ui.Screen:
-    """Return how fast each run was, what was predicted, and where its time went."""
     speeds: list[ui.Row] = [("RUN", "PODS", "STEPS", "STEP TIME", "P10, P90", "TOKENS/S/CHIP",
                              "MFU", "PREDICTED", "RATIO", "LOSS")]  # fmt: skip
     sizes: list[ui.Row] = [("RUN", "FORECAST", "COMPILED", "MEASURED", "LIMIT")]

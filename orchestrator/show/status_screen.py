@@ -132,7 +132,6 @@ def _surroundings(status: Status) -> _Facts:
 
 
 def _speed(status: Status) -> _Facts:
-    """Yield the step time and the MFU, each next to its forecast."""
     forecast, recent = status.forecast, status.recent
     if forecast and status.rehearsal and forecast.chip_profile is None:
         forecast = None  # it is for chips
@@ -158,7 +157,6 @@ def _speed(status: Status) -> _Facts:
 
 
 def _outlook(outlook: Outlook) -> _Facts:
-    """Yield what is left: days, dollars, and whether the deadline still holds."""
 
     def moment(at_s: float) -> str:
         return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M}"
@@ -204,9 +202,8 @@ def _verdict(status: Status) -> str:
 
 
 def next_run_command(run: Run, named: str, storage: Path) -> str:
-    """Return the next command for a run: follow it, compare it with its plan, or resume it.
-
-    The logs come first for a run that failed before its first step and left some.
+    """Return the next command for a run: follow it, compare it with its plan, or resume it; the
+    logs come first where a run failed before its first step and left some.
     """
     if run.state in LIVE:
         return run_command("logs", named, storage, "-f")

@@ -222,7 +222,6 @@ def scaling_notes(report: studies.ScalingReport) -> list[str]:
 
 
 def gap_explanation(explanations: Sequence[studies.GapExplanation]) -> str:
-    """Return the ledger lines that vary as the gaps between measured and predicted do."""
     if not explanations:
         return "No ledger line varies as the gap between measured and predicted does."
     texts = []
@@ -235,7 +234,6 @@ def gap_explanation(explanations: Sequence[studies.GapExplanation]) -> str:
 
 
 def scaling_verdict(report: studies.ScalingReport) -> str:
-    """Return a sentence about the measured efficiency of the largest trial."""
     measured = [(trial, trial.measured) for trial in report.trials if trial.measured]
     if not measured:
         return "nothing is measured yet."

@@ -1,7 +1,5 @@
-"""Addresses of buckets, and the folder of this machine that copies each.
-
-`gs://bucket/runs` is copied below `~/.cache/orch/buckets` (or XDG_CACHE_HOME, or ORCH_BUCKETS), so
-that a path of a copy says which object it is a copy of.
+"""Addresses of buckets, and the folder of this machine that copies each. The copy of
+`gs://bucket/runs` lies below `~/.cache/orch/buckets` (or XDG_CACHE_HOME, or ORCH_BUCKETS).
 """
 
 import errno

@@ -1,8 +1,7 @@
 """A bucket: objects that are created once, replaced, read, listed and deleted, with their faults.
 
-A response may be lost though the server has done what it was asked. So a creation that is answered
-"exists", or not at all, reads the object: with these very bytes it is the caller's own. Where it
-matters who was first, the bytes must name their writer.
+A response may be lost: a creation that "exists", or is not answered, reads the object, which is its
+own with these bytes. Where it matters who was first, the bytes must name their writer.
 
 Errors are `OSError`s with a plain text: `FileExistsError`, `FileNotFoundError`, or another one.
 """

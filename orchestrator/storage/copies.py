@@ -1,8 +1,6 @@
-"""The copy of a run's folder on this machine: what is written goes to the bucket first, and what is
-read is brought up to date first.
+"""The copy of a run's folder on this machine: the bucket is written first, the copy updated first.
 
-Every function does nothing for a path that is not of a copy, and says so by its result.
-A copy decides nothing: who was first, the bucket says.
+Every function does nothing for other paths, and says so by its result. A copy decides nothing.
 """
 
 import errno
@@ -248,9 +246,7 @@ def trial(folder: Path) -> Path | None:
 @_on_bucket
 def publish(place: Place, prepared: Path, last: str) -> None:
     """Give the files of a folder their names in a bucket; `FileExistsError` when they are taken.
-
-    Its name is reserved first, and the file that makes it what it is comes last: without that one
-    there is nothing yet.
+    Its name is reserved first; the file that makes it what it is comes last.
     """
     # Be the one process that writes there.
     mine = uuid.uuid4().hex.encode()

@@ -1,11 +1,10 @@
 """Files that grow, on a bucket whose objects do not: an object for each part, named by its offset.
 
-`steps.jsonl` is the objects `steps.jsonl/000000000000000`, `steps.jsonl/000000000004711` and so on,
-each created once, and `steps.jsonl/begin`, which says who writes it. A part whose answer was lost
-is created again: it has the same offset and the same bytes, so that it is there once.
+`steps.jsonl` is `steps.jsonl/000000000000000` and so on, each created once, and
+`steps.jsonl/begin`, which says who writes it. A part whose answer was lost is created again, with
+the same bytes.
 
-A process may give its output to a process of its own, `python -m orchestrator.storage.segments
-ADDRESS`: that one outlives a process that is killed, and writes its last lines too.
+`python -m orchestrator.storage.segments ADDRESS` writes another process's output, and outlives it.
 """
 
 import fcntl

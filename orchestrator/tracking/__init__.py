@@ -1,8 +1,4 @@
-"""Keeps records of runs outside the journal, for example in MLflow.
-
-The journal stays the truth: a tracker may be slow, gone or lost, and the next sync of the journal
-sends what is missing.
-"""
+"""Keeps records of runs outside the journal, which stays the truth: a sync repairs a tracker."""
 
 from orchestrator.tracking.destinations import (
     NotRecorded,

@@ -1,9 +1,8 @@
 """Trackers, where the user's own commands chose to record each run, and how much is recorded.
 
-A run's folder does not decide where it is recorded. A choice is a small file in the user's state
-directory, by the run's id. A driver on another machine gets it from the command that started it. A
-run that was submitted elsewhere has no choice here: then MLFLOW_TRACKING_URI counts, or the
-database in the storage with the runs.
+A choice is a small file in the user's state directory, by run id; the command that starts a remote
+driver passes it on. Without one, as for runs submitted elsewhere, MLFLOW_TRACKING_URI counts, or
+else the database with the runs.
 """
 
 import hashlib
@@ -51,9 +50,8 @@ class Tracker(Protocol):
     ) -> None:
         """Send what the record lacks of a run, and note its id with `journal.track`.
 
-        A sync may be interrupted anywhere and repeated any number of times: nothing is missing or
-        doubled afterwards. `on_steps` hears how many steps are recorded. `NotRecorded` says why
-        nothing more can be sent now.
+        It may be interrupted and repeated: nothing is missing or doubled afterwards. `on_steps`
+        hears how many steps are recorded; `NotRecorded` says why no more can be sent now.
         """
         ...
 

@@ -1,7 +1,4 @@
-"""The model of a spec: the shape of a decoder-only transformer.
-
-Docstrings, descriptions, bounds and examples are published in the JSON Schema of a spec.
-"""
+"""The shape of a decoder-only transformer; its docstrings are published in the JSON Schema."""
 
 from typing import Annotated, Literal
 

@@ -239,10 +239,8 @@ class PlannedBatch(Value):
 
 
 class SearchSummary(Value):
-    """What the search went through.
-
-    `alike` other meshes with the plan's tensor size, policy and microbatches are slower by less
-    than the forecast knows.
+    """What the search went through. `alike` other meshes with the plan's tensor size, policy and
+    microbatches are slower by less than the forecast knows.
     """
 
     enumerated: int
@@ -349,7 +347,6 @@ class Plan(Value):
 
     @property
     def total_steps(self) -> int:
-        """Steps until all tokens are trained on."""
         if self.stages:
             return self.stages[-1].end_step
         return self.stage.steps if self.stage else ceil(self.tokens / self.batch.tokens)
@@ -442,10 +439,8 @@ class Reason(Note):
 
 
 class Suggestion(Value):
-    """Overrides that lead to a plan, and what that plan takes and costs.
-
-    `batch_change` is the relative change of the requested batch. `dollars` is None where the chip
-    has no price.
+    """Overrides that lead to a plan, and what that plan takes and costs. `batch_change` is the
+    relative change of the requested batch. `dollars` is None where the chip has no price.
     """
 
     overrides: tuple[str, ...]

@@ -129,7 +129,6 @@ class Step(Value):
 
     @property
     def own_evaluation(self) -> Evaluation | None:
-        """The evaluation after this very step."""
         newest = self.evaluation
         return newest if newest and newest.steps_done == self.index + 1 else None
 

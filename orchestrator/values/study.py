@@ -139,10 +139,8 @@ class ScalingForecast(Value):
 
 
 class RepeatedTrial(Value):
-    """The runs of a trial that succeeded: medians over them, with the extremes.
-
-    `efficiency` is measured tokens per second per chip over those of the smallest measured trial
-    of its series.
+    """The runs of a trial that succeeded: medians over them, with the extremes. `efficiency` is
+    measured tokens per second per chip over those of the smallest measured trial of its series.
     """
 
     runs: tuple[str, ...]

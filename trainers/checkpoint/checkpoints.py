@@ -1,7 +1,5 @@
-"""The checkpoints of one run: saved while it trains, restored if they count and are whole.
-
-Every process of the run makes one `Checkpoints` and calls the same methods in the same order. Only
-the primary process creates, deletes and moves directories.
+"""The checkpoints of one run: saved while it trains, restored if they count and are whole. Every
+process calls the same methods in the same order; only the primary changes directories.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -153,9 +151,8 @@ class Checkpoints:
 
     def restore(self, target: _Tree, table_rows: Rows = NO_TABLES) -> _Restored | None:
         """Return the newest whole state, as `target` shapes and shards it; None if none was saved.
-
-        Leaves of `table_rows` have these rows, and zeros below, whose number may differ.
-        A step that is not whole is skipped, and set aside once an earlier one is restored.
+        Leaves of `table_rows` have these rows, then zeros. A step that is not whole is skipped, and
+        set aside once an earlier one is restored.
         """
         with self._errors_as("cannot be restored"):
             faults: dict[str, SkippedCheckpoint] = {}  # newer than the whole one

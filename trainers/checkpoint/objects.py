@@ -1,7 +1,5 @@
-"""Writes states to a bucket and reads them, by TensorStore: each process writes its own shards.
-
-An array is a zarr (version 3) whose chunks are objects, each with a CRC-32C. Processes tell by
-small objects that they have written; the primary then writes the manifest.
+"""Writes states to a bucket and reads them, by TensorStore: each process writes its own shards, as
+zarr 3 chunks with CRC-32C. The primary writes the manifest once all others have written.
 """
 
 import hashlib

@@ -1,9 +1,7 @@
 """The saved steps in a folder: each appears and disappears as a whole, and has checksums.
 
-Orbax writes them and reads them. It restores flipped bits silently, so a step is restored only if
-its files have their sha256. Each process sums the shards that it wrote; the sums of all are written
-into a step before the step becomes visible. Orbax also casts a saved type to the requested one
-silently, so shapes are compared before a state is restored.
+Orbax writes and reads them, but restores flipped bits and casts types silently: so each process
+sums its shards before a step becomes visible, and a restore first checks sums and shapes.
 """
 
 import errno

@@ -101,9 +101,7 @@ class DataProgress:
 @dataclass(frozen=True)
 class ResumedData:
     """Batches of `sequences` from `first_step` on; they begin with sequence `first_sequence`.
-
-    A run that continues on fewer pods may need another batch. Its sequences keep the one order that
-    the batches of `source` give them, `source_sequences` in each, and every batch takes the next.
+    Whatever the batch, a run has one order: that of `source`, by batches of `source_sequences`.
     """
 
     source: BatchSource

@@ -360,7 +360,6 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> int:
-    """Pack, and print what there is and how a spec names it."""
     try:
         options = _arguments(argv)
         encoder: _Encoder = _BYTES

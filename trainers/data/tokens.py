@@ -1,12 +1,9 @@
 """Batches from a token set on disk, shuffled by epoch.
 
-A stage of a run begins where the stages before it end, and its epochs have at most the windows that
-it takes: no stage repeats what another one has used, as long as the set lasts.
-
-The set is a ring of tokens, cut into windows of `length` tokens, one after the other without end.
-An epoch is the next `tokens // length` windows, in an order of its own. So an epoch uses no token
-twice and leaves out fewer than `length`; the next epoch begins with these. A window is read with
-one more token: the target of its last position.
+The set is a ring of tokens, cut into windows of `length` tokens without end. An epoch is the next
+`tokens // length` windows, in its own order: it uses no token twice and leaves out fewer than
+`length`, with which the next begins. A window is read with one more token, its last target. Stages
+follow one another in the ring, so none repeats what another has used while the set lasts.
 """
 
 from collections.abc import Iterable
@@ -218,9 +215,8 @@ class ShuffledWindows:
 def _permuted(indices: np.ndarray, size: int, *, seed: int, epoch: int) -> np.ndarray:
     """Return the indices in the pseudo-random order of (seed, epoch), which permutes 0 .. size - 1.
 
-    A Feistel network permutes the smallest domain of 2^(2h) numbers that contains `size` of them.
-    An image outside `size` goes through the network again until it is inside. Both are bijections,
-    so the whole is one, and each element is computed by itself: an epoch needs no list in memory.
+    A Feistel network permutes 2^(2h) >= size numbers; an image outside `size` goes through it
+    again. So the whole is a bijection, and an epoch needs no list in memory.
     """
     keys = np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(_ROUNDS)
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)

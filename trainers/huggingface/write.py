@@ -1,9 +1,5 @@
-"""Writes the weights of a checkpoint as Hugging Face has them.
-
-    python -m trainers.huggingface.write < REQUEST
-
-The request is a WeightsRequest as JSON on one line. The answer is a WeightsResult as JSON, the last
-of several lines; those before it say how many parameters are written.
+"""Writes the weights of a checkpoint as Hugging Face has them: a WeightsRequest as a line of JSON
+on the standard input, a WeightsResult as the last line; progress before.
 """
 
 import json
@@ -170,7 +166,6 @@ def _new_arrays(path: Path, shapes: Mapping[str, read.Shape], dtype: Any) -> dic
 
 
 def main() -> int:
-    """Answer the request on standard input."""
     request = codec.from_json(sys.stdin.readline().encode(), WeightsRequest)
     try:
         result = write(request, codec.from_json(request.plan.encode(), Plan))

@@ -1,15 +1,13 @@
 """Causal attention of a chip's own queries to all keys, never [S, S] in memory.
 
-One interface, three kernels; the platform of the mesh selects one. Queries are this chip's shard in
-zigzag order, keys and values the whole sequence in natural order:
+One interface, three kernels, by platform. Queries are this chip's shard in zigzag order, keys and
+values the whole sequence in natural order:
 
-    attend(q [b, S/s, N/Y, H], k [b, S, K/Y, H], v [b, S, K/Y, H], sinks, documents)
-        -> [b, S/s, N/Y, H]
+attend(q [b, S/s, N/Y, H], k [b, S, K/Y, H], v, sinks, documents) -> [b, S/s, N/Y, H]
 
-`sinks` [N/Y] are scores of a place without a value, or None. `documents` are the numbers of the
-documents of queries [b, S/s] and keys [b, S], which then see only their own; or None.
-
-The result and its log-sum-exp are named `attention`, for rematerialization to keep.
+`sinks` [N/Y] are scores of a place without a value. `documents` are those of queries [b, S/s] and
+keys [b, S], which then see only their own. The result and its log-sum-exp are named `attention`,
+for rematerialization.
 """
 
 from collections.abc import Callable
@@ -278,10 +276,8 @@ Attend = Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None, Documents 
 
 
 def attention(platform: str, compute: jnp.dtype, length: int, ways: int, kind: Scores) -> Attend:
-    """Return a platform's kernel for a compute type and sequences of `length` in `ways` shards.
-
-    cuDNN has no fp32, no mask for a shard in zigzag order, no cap, no sinks, no documents, and only
-    heads of one width; NVIDIA then uses `blockwise`.
+    """Return a platform's kernel for sequences of `length` in `ways` shards. cuDNN has no fp32,
+    zigzag shards, caps, sinks, documents or unequal heads: NVIDIA then uses `blockwise`.
     """
     if platform == "tpu":
         return _splash(length, ways, kind)

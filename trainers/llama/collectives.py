@@ -1,9 +1,7 @@
 """The collectives of the trainer, with their backward passes where autodiff would choose others.
 
-Inside the body every loss and gradient is this chip's part of a sum over all chips. So the
-transpose of a gather is a reduce-scatter, and gradients from other chips are added explicitly.
-
-Every operation names the ledger's line that prices it (`line`): a collective by its axes.
+Every loss and gradient is this chip's part of a sum: the transpose of a gather is a reduce-scatter.
+Every operation names the ledger's `line` that prices it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -161,11 +159,10 @@ def all_reduce(x: jax.Array, axes: _Axes) -> jax.Array:
 
 
 def reduce_gradients(gradients: _Leaves, shardings: _Shardings, wire: Any) -> _Leaves:
-    """The gradients of parameters, summed in fp32 over all chips that have a copy.
+    """The gradients of parameters, summed in fp32 over all chips that have a replica.
 
-    First over the chips that repeat the parameter within one copy of all parameters, then over
-    replicas in three steps, so that only 1/data of it crosses pods: scatter over `data`, add over
-    `pods`, gather back.
+    First within one copy of all parameters, then over replicas: scatter over `data`, add over
+    `pods`, gather back. So only 1/data of it crosses pods.
     """
     with line("gradient_reduction"):
         sums = []
@@ -218,10 +215,8 @@ reduce_in_backward.defvjp(lambda parameters, *_: (parameters, None), _reduce)
 
 @jax.custom_vjp
 def together_in_backward(x: Any, parameters: Any) -> tuple[Any, Any]:
-    """Both unchanged; the backward pass continues from x once the parameters' gradients are ready.
-
-    Otherwise the compiler may delay the product or the scatter of a large gradient, and what it
-    needs, or the whole gradient, stays in memory meanwhile.
+    """Both unchanged; the backward pass continues from x once the parameters' gradients are ready:
+    a delayed product or scatter would keep its operands, or the whole gradient, in memory.
     """
     return x, parameters
 

@@ -71,9 +71,8 @@ class Runtime:
     def products(
         self, y: jax.Array, shards: list[jax.Array], joined: int = 1, *, in_turn: bool = False
     ) -> list[jax.Array]:
-        """Products [Y, b, S/(s Y), F] of y [b, S/(s Y), D] and matrices [D/X, F], whose F are two
-        dimensions for heads. `in_turn`: the backward pass goes on from y once it has the gradients
-        of the matrices.
+        """Products [Y, b, S/(s Y), F] of y [b, S/(s Y), D] and matrices [D/X, F]; `joined`: F per
+        head. `in_turn`: the backward pass first makes the gradients of the matrices.
         """
         # Over a ring they are one product, which hides the hops, of matrices `joined` along that
         # dimension. Without a ring that would only cost copies of matrices, results and gradients.
@@ -279,7 +278,6 @@ def _frequencies(kind: description.Rotary) -> jax.Array:
 
 
 def _magnitude(scaling: RopeScaling | None) -> float:
-    """The factor of turned vectors."""
     if scaling is None or scaling.kind != "yarn":
         return 1.0
     if scaling.attention_factor is not None:

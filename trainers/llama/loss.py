@@ -1,9 +1,8 @@
 """Next-token loss over a vocabulary split over `tensor`, one chunk of tokens at a time.
 
-    M tokens of this tensor group, C tokens of a chunk, D d_model, V/Y words of this chip
+M tokens of this tensor group, C tokens of a chunk, D d_model, V/Y words of this chip
 
-The logits [M, V] never exist as a whole. Each chunk computes loss and gradients in one pass, so
-that no logits are computed twice.
+The logits [M, V] are never whole, nor computed twice.
 """
 
 from collections.abc import Callable
@@ -57,10 +56,9 @@ class Logits(NamedTuple):
 def token_loss(x: jax.Array, table: jax.Array, targets: jax.Array, how: Logits) -> Loss:
     """This chip's share of the sum over tokens: the shares of a tensor group add up to it.
 
-    x [M, D] and targets [M] are the same on all chips of the group, table [D, V/Y] has the chip's
-    own words, or [D/X, V/Y] its own rows of them where `how` has a split. The penalty of a token is
-    how.z_loss x its log-sum-exp squared. A column beyond `how.vocab` has no word, and no
-    probability.
+    x [M, D] and targets [M] are those of the group; table [D, V/Y] has the chip's words, or [D/X,
+    V/Y] where `how` has a split. A token's penalty is how.z_loss x its log-sum-exp squared. Columns
+    beyond `how.vocab` have no probability.
     """
     return _forward(x, table, targets, how)[0]
 

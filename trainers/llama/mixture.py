@@ -1,14 +1,11 @@
 """The mixture of experts of a block, as each chip runs it.
 
-    b sequences, S positions, T tokens of this chip, k choices of a token, E experts, D d_model,
-    F d_ff of an expert, C rows of an expert for each sequence, where a capacity factor limits them
+b sequences, S positions, T tokens of this chip, k choices of a token, E experts, D d_model, F d_ff
+of an expert, C rows of an expert for each sequence, where a capacity factor limits them
 
-Every chip of a tensor group routes all tokens of the group, and has its part of the width of each
-expert. Tokens are sorted by expert, multiplied, and brought back.
-
-A row is a token's numbers on their way through one expert. Dropless, rows lie in groups of any
-size, one expert after another, and empty ones come last. With a capacity, every expert has C rows a
-sequence: the last choices find none, and other rows are empty.
+Every chip of a tensor group routes all its tokens, and has a part of each expert's width. A row is
+a token's numbers on their way through one expert. Dropless, rows lie in groups by expert, empty
+ones last. With a capacity, experts have C rows: the last choices find none.
 """
 
 from collections.abc import Callable
@@ -220,10 +217,8 @@ def _own_experts(
 
 
 def router_metrics(plan: Plan, routed: Routed) -> dict[str, jax.Array]:
-    """Return, for all tokens, the routers' losses, the share of choices that are dropped, each
-    expert's load over the mean, and that of the busiest expert, mean over layers.
-
-    Loads of single layers stay in their slice: only a few numbers may cross pods.
+    """Return the routers' losses, the share of dropped choices, each expert's load over the mean,
+    and the busiest one's, mean over layers. Few numbers may cross pods: layers' own loads do not.
     """
     layers, experts = routed.load.shape
     choices = float(plan.batch.tokens * plan.model.moe.top_k * layers)  # type: ignore[union-attr]
@@ -280,10 +275,8 @@ def _through_experts(
     rows: _MixtureRows,
     transform: Callable[[jax.Array, jax.Array], jax.Array],
 ) -> jax.Array:
-    """Each token's weighted sum over its experts. x [T, D], weights [T, k] -> [T, D]
-
-    `transform` is what experts do with rows [rows, D] and their weights [rows, 1]. They multiply
-    by the weights before their last matmul, so that the backward pass does not need its result.
+    """Each token's weighted sum over its experts: x [T, D], weights [T, k] -> [T, D]. `transform`
+    multiplies rows [rows, D] and, before its last matmul, weights [rows, 1].
     """
     token, complete = rows.choice // weights.shape[1], rows.complete
     row_x = _spread(complete, x, token, rows.row)

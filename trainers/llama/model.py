@@ -59,10 +59,7 @@ _CUDNN_FORWARD = "dot_product_attention_fwd_wrapper"
 def batch_loss(
     runtime: Runtime, parameters: Parameters, batch: dict[str, jax.Array]
 ) -> tuple[Loss, Routed | None]:
-    """Return this chip's share of the loss summed over tokens, and what its routers did.
-
-    inputs, targets and, where there are several, documents [b, S/s]
-    """
+    """This chip's share of the loss over tokens, and its routers' work; the batch is [b, S/s]."""
     inputs, targets = batch["inputs"], batch["targets"]
     if "documents" in batch:
         own = batch["documents"]

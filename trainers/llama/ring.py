@@ -1,18 +1,17 @@
 """Collective matmuls: transfers over `tensor` overlap with the products.
 
-    b sequences, Y chips in the ring, each with t positions of its own; T = Y t
-    F one dimension of a weight or several, as those of heads
+b sequences, Y chips in the ring, each with t positions of its own; T = Y t; F one dimension of a
+weight or several, as those of heads
 
 A product with a gathered input starts with the chip's own positions while its neighbours' are on
 their way. A product with a reduce-scatter sends partial sums while it computes the rest. Both
-directions of the ring are used, Y/2 hops each. All hops but the first and the last are one loop: on
-thousands of chips the lists of senders and receivers are most of the program, once for each hop.
-A round of it is two hops: what the first of them writes is not copied for the second.
+directions of the ring are used, Y/2 hops each. All hops but the first and the last are one loop, or
+lists of senders and receivers would be most of the program on thousands of chips. A round is two
+hops: what the first writes is not copied for the second.
 
 Positions stay in the order of arrival, [Y, b, t, ...]: the chip's own, then those of the chips k
 behind and k ahead for k = 1, 2, ..., last the opposite chip's where Y is even. Each hop writes into
-one array, so that the gradient of a weight is one product of arrays that are already whole. An
-operation on each position by itself can work in that order.
+one array, so that a weight's gradient is one product of whole arrays.
 """
 
 from typing import Any
@@ -65,11 +64,8 @@ matmul_reduce_scatter.defvjp(
 
 @line("matmul")
 def _weight_gradient(stream: jax.Array, inner: jax.Array) -> jax.Array:
-    """The gradient of weight [D, F], from one of [Y, b, t, D] and [Y, b, t, F] and the other's
-    gradient: rounded once.
-
-    Positions stay three dimensions: one would cost a copy where the compiler has them last. What a
-    ring has gathered stays in the order in which it was written, or the compiler turns it.
+    """The gradient of weight [D, F], rounded once, from [Y, b, t, D] and [Y, b, t, F]. Positions
+    stay three dimensions, in the order in which a ring has written them, which saves copies.
     """
     if len(stream) > 1:
         stream = with_layout_constraint(stream, Layout(tuple(range(stream.ndim))))

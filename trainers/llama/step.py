@@ -35,7 +35,6 @@ _ONCE = {"xla_backend_optimization_level": "0"}
 
 
 def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
-    """Return the program of a plan on a mesh."""
     mesh = collectives.with_copies(mesh, plan.model.kv_heads)
     # Refuse types and optimizers that can be planned only.
     types = plan.precision
@@ -117,10 +116,8 @@ def _platform(mesh: Mesh | AbstractMesh) -> str:
 
 
 def _arrange(ways: int, separator: int | None, tokens: np.ndarray) -> dict[str, np.ndarray]:
-    """Return each word and the word after it, positions in zigzag order.
-
-    Where a separator ends documents, also the number of each word's document; no word comes after a
-    separator. Of a token below zero, ~token is read, and not predicted.
+    """Return each word and the next, in zigzag order; with a separator also each word's document,
+    and no next word after it. Below zero, ~token is read, and not predicted.
     """
     places = attention_kernels.order(tokens.shape[1] - 1, ways)
     words = tokens.astype(np.int32)

@@ -1,7 +1,5 @@
-"""Trainer mlp: the smallest trainer, to start a new one from.
-
-A regression from the words of a sequence, as numbers below one, to the number of the next word. One
-hidden layer lies over `tensor`, sequences over the replicas; the compiler writes the collectives.
+"""Trainer mlp: the smallest trainer, to start a new one from: a regression from a sequence's words
+to the next. Its hidden layer lies over `tensor`; the compiler writes collectives.
 """
 
 from functools import partial

@@ -1,7 +1,4 @@
-"""The book's arithmetic: what training takes, and when a sharding is compute-bound.
-
-Formulas are data. They use the symbols of `inputs` and of the formulas before them.
-"""
+"""The book's arithmetic: what training takes, and when a sharding is compute-bound, as data."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -21,10 +18,7 @@ _Rates = dict[str, Quantity]
 
 @dataclass(frozen=True)
 class AxisCounts:
-    """Torus axes for the weights and for `tensor`; an open axis counts half.
-
-    `shared` means one axis, or one switch, that both use in turn.
-    """
+    """Torus axes for weights and for `tensor`; an open one counts half, both use a `shared` one."""
 
     weights: float
     tensor: float
@@ -192,9 +186,8 @@ def _answer(
 def bounds(
     sheet: Worksheet, axes: AxisCounts, axis_bytes_per_s: str, bytes_of_element: int, head: str
 ) -> Iterator[DerivationSection]:
-    """Yield FSDP, tensor, and both together: the sections that depend on the rates of the links.
-
-    The book's formulas assume two bytes per element. `head` is the size of the unembedding.
+    """Yield FSDP, tensor, and both together, which depend on the rates of the links. The book
+    assumes two bytes per element. `head` is the size of the unembedding.
     """
     scale = "" if bytes_of_element == 2 else f"{bytes_of_element} / 2 * "
     formulas = [

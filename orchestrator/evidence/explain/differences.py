@@ -1,7 +1,4 @@
-"""Where the realizable plan differs from the derivation: figures of both, and their words.
-
-`differences` finds the figures of each kind; a function of each kind says them.
-"""
+"""Where the realizable plan differs from the derivation: figures by kind, and their words."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -134,10 +131,8 @@ def _say_mesh(
 
 
 def _batch(spec: Spec, plan: Plan) -> _Figures | None:
-    """Return what the requested batch would lead to, if the plan changed it.
-
-    With it a token takes `longer`, as a share of its time. Where it has no plan, `reason` says why,
-    and `nearest` are the batches with one.
+    """Return what the requested batch would lead to, if the plan changed it: a token then takes
+    `longer`, as a share, or there is a `reason` for no plan, and the `nearest` batches.
     """
     size, requested = plan.batch, spec.experiment.batch
     if size.sequences == size.requested_sequences:
@@ -178,10 +173,8 @@ def _say_batch(
 
 
 def _tensor(chip: Chip, topology: Topology, numbers: dict[str, float]) -> _Figures | None:
-    """Return tensor `ways` on a longer torus axis: a line, with a `share` of the ring's rate.
-
-    The book gives tensor a whole ring, on which compute binds above `least` tokens per chip. Its
-    largest power of two rarely fills one.
+    """Return tensor `ways` on a longer torus axis: a line, with a `share` of the ring's rate. The
+    book's whole ring is compute-bound above `least` tokens per chip; powers of two rarely fill one.
     """
     axes = axes_of(chip, topology)
     if axes is None or axes.shared or numbers["Y_most"] < 2 or not tensor_pays(numbers):

@@ -249,9 +249,8 @@ def _rhythm_of(run: published.GoodputRun, **changes: Any) -> Rhythm:
 
 
 def recovery_scores() -> tuple[samples.RecoveryScore, ...]:
-    """Return for each kind of fault what the driver's constants say it costs, and what it did.
-
-    A recovery lasts from a fault until a step is done again, on two ranks.
+    """Return what the driver's constants say a fault of each kind costs, and what it did cost. A
+    recovery lasts from a fault until a step is done again, on two ranks.
     """
     known = published.campaign()
     beat_s = heartbeat_interval_s(2, known.hang_limit_s)

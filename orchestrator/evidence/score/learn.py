@@ -1,10 +1,9 @@
-"""The constants that bring the expected steps nearest to the measured ones, and how sure they are.
+"""The constants that bring expected steps nearest to measured ones, and how sure they are.
 
-The model is linear in its unknowns (the inverse of each efficiency, the exposed share, seconds).
-Its relative errors are fitted by least squares with a robust loss, within physical bounds. Every
-unknown has a prior, so few rows move it little; a chip's matmul efficiency has that of chips with a
-matrix unit of the same size. How far runs stray that nothing was learned from is found by leaving
-documents, sources or software out, one after another.
+The model is linear in its unknowns (the inverse of each efficiency, the exposed share, seconds),
+fitted to relative errors by robust least squares, with bounds and priors; a chip's matmul
+efficiency has that of chips with an equal matrix unit. Leaving out documents, sources or software
+one after another shows how far unseen runs stray.
 """
 
 from collections.abc import Callable, Iterator
@@ -197,10 +196,8 @@ def _is_reference(sample: Sample) -> bool:
 
 
 def _equations(samples: list[Sample], unknowns: dict[str, _Unknown]) -> tuple[Floats, Floats]:
-    """Return a row per sample: its work by unknown and the rest of its time, over its error.
-
-    A row per unknown follows: it holds the unknown near its mean, a chip near its matrix unit, and
-    the older kernel near a multiple of the newer.
+    """Return a row per sample: its work by unknown and the rest of its time, over its error; then
+    one per unknown, which holds it near its mean, its matrix unit, or its kernel.
     """
     column = {name: i for i, name in enumerate(unknowns)}
     rows, target = np.zeros((len(samples), len(column))), np.zeros(len(samples))
@@ -311,10 +308,8 @@ def dense_of(samples: list[Sample]) -> list[Sample]:
 
 
 def learn(samples: list[Sample], key: Key = by_document) -> _Constants:
-    """Return the constants of these rows, how sure they are, and how far other keys stray.
-
-    Dense runs in the types of activations decide about all that they show. What is left of
-    mixtures, and of products in narrower types, is learned after that.
+    """Return the constants of these rows, how sure they are, and how far other keys stray. Dense
+    runs in activations' types come first; mixtures and narrow types are learned from the rest.
     """
     dense = dense_of(samples)
     ids = {sample.run.id for sample in dense}
@@ -358,7 +353,6 @@ def _learn_dense(samples: list[Sample], key: Key) -> _Constants:
 
 
 def _learn_rest(constants: _Constants, samples: list[Sample], key: Key) -> _Constants:
-    """Return the constants with those of mixtures and of narrower types."""
     found, folds = _fit_rest(samples, constants), list(held_out(samples, key))
     without = [_fit_rest(train, constants) for _, train, _ in folds]
     names = (*(unknown.name for unknown in _OF_MIXTURES), *found.quantized)
@@ -376,9 +370,7 @@ def _learn_rest(constants: _Constants, samples: list[Sample], key: Key) -> _Cons
 
 
 def _fit_rest(samples: list[Sample], constants: _Constants) -> _Constants:
-    """Return the constants with those that only these rows show: of mixtures, and the share of the
-    peak that a chip reaches in a narrower type, which is near its share in bf16.
-    """
+    """Return the constants with those of mixtures and of narrower types, which these rows show."""
     unknowns = {unknown.name: unknown for unknown in _OF_MIXTURES}
     for sample in filter(is_narrow, samples):
         name, known = _type_of(sample), constants.efficiency(sample.run.chip).matmul.value
@@ -444,9 +436,7 @@ _Stray = tuple[str, float, float]  # the key of a row, how far it strays, and it
 
 
 def _stray(sample: Sample, fitted: _Constants, constants: _Constants) -> float:
-    """Return how far a row strays from the constants of other keys, beyond their own uncertainty,
-    as the log of a factor: with this spread its interval would end at the measured step.
-    """
+    """Return the log of a factor, beyond constants' uncertainty, that reaches the measured step."""
     chip, compute = sample.run.chip, sample.run.compute
     strayed = abs(log(sample.measured_s / sample.expected_s(fitted.efficiency(chip, compute))))
     of_constants, unseen = sample.uncertainty(constants.efficiency(chip, compute))
@@ -455,11 +445,10 @@ def _stray(sample: Sample, fitted: _Constants, constants: _Constants) -> float:
 
 
 def _spread(strays: list[_Stray]) -> float:
-    """Return the factor within which 80 % of runs predicted from other keys lie, as a log. The rows
-    of a key weigh as much as those of another, whatever their number.
+    """Return the factor within which 80 % of runs predicted from other keys lie, as a log.
 
-    A table of one model on more and more slices is one experience. The next run has one more key,
-    which n keys cover to (n + 1) / n.
+    Keys weigh alike, whatever the number of their rows: a table of one model on more and more
+    slices is one experience. The next run has one more key, which n keys cover to (n + 1) / n.
     """
     if not strays:
         return 0.0

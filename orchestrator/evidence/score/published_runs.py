@@ -20,10 +20,7 @@ _NARROW: dict[str, MatmulType] = {"int8": "int8", "fp8": "fp8"}  # of products a
 
 
 class Unscorable(SpecError):
-    """A row cannot be scored: its run cannot be planned, or its figure not converted.
-
-    Where a whole file is wrong, the error has the file, and the line and the column of a cell.
-    """
+    """A row, or a whole file, whose run cannot be planned or whose figure cannot be converted."""
 
     def __init__(
         self, why: str, *, file: str | None = None, line: int | None = None,
@@ -107,11 +104,10 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._/+-]*")
 
 
 class _RunSoftware(Value):
-    """What a run's program was. `assumed` names the columns that its row does not state.
+    """A run's program; `assumed` names the columns that its row does not state.
 
-    `kernel` is that of attention: `splash-fused` with one backward kernel, `fused` where the source
-    does not name it, `none` where scores go through HBM. A figure averages steady `steps`, or a
-    whole `run` with its evaluations and saves.
+    `kernel` of attention: `splash-fused` has one backward kernel, `fused` is unnamed by the source,
+    `none` has scores in HBM. A figure averages `steps`, or a `run` with evaluations and saves.
     """
 
     name: str

@@ -42,9 +42,8 @@ def _flop_count(run: PublishedRun) -> _FlopCount | None:
 
 
 def _attention_share(run: PublishedRun, local: float, whole: float = 1.0) -> float:
-    """Return attention of all layers, over that of global layers with the columns' heads.
-
-    `local` and `whole` are those of a layer with a window, and of one without.
+    """Return attention of all layers over that of global layers with the columns' heads. `local` is
+    that of a layer with a window, `whole` of one without.
     """
     window = run.window
     if window is None:
@@ -183,7 +182,6 @@ def attention_as_run(
 
 
 def scaled(line: LedgerLine, factor: float) -> LedgerLine:
-    """Return a line whose seconds, FLOPs and bytes are `factor` times as many."""
     counted = {"flops", "bytes"}
     inputs = {n: value * factor if n in counted else value for n, value in line.inputs.items()}
     return replace(line, value=line.value * factor, inputs=inputs, serial_s=line.serial_s * factor)
@@ -193,9 +191,7 @@ MASKS = "dispatch by matmuls"
 
 
 def evaluation_share(run: PublishedRun, layout: Training) -> float:
-    """Return the time of the evaluation in a row's seconds, over that of its training: one pass of
-    as many as training makes.
-    """
+    """Return the evaluation's share of a row's training: one pass of as many as training makes."""
     again = flops.blocks_recompute_flops(layout) / flops.blocks_forward_flops(layout)
     return run.evaluated / float(1 + flops.BACKWARD_OVER_FORWARD + again)
 

@@ -33,7 +33,6 @@ from orchestrator.values.spec import Batch, Experiment, MeshRequest, Optimizer, 
 
 
 def _lay_out(run: PublishedRun) -> tuple[Training, list[LedgerLine]]:
-    """Return the run as it was run, and its ledger of seconds."""
     chip = catalog.chip(run.chip)
     # The slice: the stated shape, or the shape with that many chips.
     if run.chips % run.slices:
@@ -154,9 +153,8 @@ def _as_run(efficiency: Efficiency, run: PublishedRun) -> Efficiency:
 
 
 def flash_cost(run: PublishedRun) -> float:
-    """Return the time of the older kernel over its time with a head of 128, for the same FLOPs.
-
-    It takes as long for a score of a wide head as for one of 128.
+    """Return the time of the older kernel over its time with a head of 128, for the same FLOPs: a
+    score of either takes as long.
     """
     return 128 / max(run.model.head_dim, 128)
 

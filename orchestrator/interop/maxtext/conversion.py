@@ -63,9 +63,8 @@ class ImportedSpec(Value):
 
 
 def convert(recipe: Recipe, device: str | None = None, slices: int | None = None) -> ImportedSpec:
-    """Return the spec of a recipe; `RecipeProblems` lists every key that it cannot say.
-
-    `device` and `slices` say which chips, where the recipe does not: v6e-256, tpu7x-4x8x8.
+    """Return the spec of a recipe; `RecipeProblems` lists every key that it cannot say. `device`
+    and `slices` say which chips, where it does not: v6e-256, tpu7x-4x8x8.
     """
     keys = UsedKeys(recipe)
     pods = slices or recipe.slices or max(keys.whole("compile_topology_num_slices"), 1)
@@ -374,10 +373,7 @@ def _mixture(keys: UsedKeys, block: str) -> _Values:
 
 
 def _steps(keys: UsedKeys) -> tuple[int, int]:
-    """Return the steps of the learning rate's schedule, and those that are run.
-
-    Each is the other's where one is -1.
-    """
+    """Return the steps of the schedule and those that are run; -1 stands for the other's."""
     run, planned = keys.whole("steps"), keys.whole("learning_rate_schedule_steps", -1)
     planned = run if planned == -1 else planned
     run = planned if run == -1 else run

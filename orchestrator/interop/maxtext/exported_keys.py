@@ -93,7 +93,6 @@ def _shape_of(words: _Keys) -> Model | None:
 
 
 def model_of_plan(plan: Plan) -> Model:
-    """Return the plan's model without the counts of its parameters."""
     counted = {"parameters", "active_parameters"}
     said = {k: v for k, v in msgspec.to_builtins(plan.model).items() if k not in counted}
     return msgspec.convert(said, Model)
@@ -143,9 +142,8 @@ def _attention(model: Model, block: str) -> _Keys:
 
 
 def _latent(model: Model) -> _Keys:
-    """Return latent attention and the scale of its scores, which grows with longer sequences.
-
-    MaxText's growth is 1 + 0.1 x mscale x ln(rope_factor), squared, also without YaRN.
+    """Return latent attention and the scale of its scores, as MaxText's growth with longer
+    sequences: (1 + 0.1 x mscale x ln(rope_factor)) squared, also without YaRN.
     """
     latent, scaling = model.latent, model.rope_scaling
     assert latent is not None
@@ -308,7 +306,6 @@ def _remat_keys(plan: Plan) -> _Keys:
 
 
 def treated(remat: Remat, model: Model) -> dict[str, Treatment]:
-    """Return what becomes of the tensors that the model has."""
     return _of_policy(policy(remat), model)
 
 

@@ -54,10 +54,7 @@ class NotForMaxText(SpecError):
 
 
 class MaxTextRun(Value):
-    """A run of MaxText: its keys, the compiler's flags, and its slices.
-
-    xpk calls them `device`, MaxText's ahead-of-time compiler `topology`.
-    """
+    """A run of MaxText. xpk calls the slices `device`, the ahead-of-time compiler `topology`."""
 
     name: str
     keys: Mapping[str, Any]
@@ -85,10 +82,7 @@ def _text(value: Any) -> str:
 
 
 def run_of(plan: Plan, place_of: Callable[[str], str] = lambda _: "") -> MaxTextRun:
-    """Return the plan as a run of MaxText; `NotForMaxText` lists what MaxText has no words for.
-
-    `place_of` tells where a key stands.
-    """
+    """Return the plan for MaxText, or raise `NotForMaxText`; `place_of` says where a key stands."""
     unsaid = tuple(_without_keys(plan))
     if not unsaid:
         # The slice as xpk calls it, and as MaxText's ahead-of-time compiler does. A name may be
@@ -197,10 +191,7 @@ def _flat(key: str, value: Any) -> dict[str, Any]:
 
 
 def script_of(run: MaxTextRun) -> str:
-    """Return the shell script that starts the run with xpk.
-
-    The cluster and the bucket are for whoever runs it to set.
-    """
+    """Return the shell script that starts the run with xpk; its user sets cluster and bucket."""
     words = " \\\n".join(run.words)
     flags = " \\\n".join(run.options)
     ahead = ""

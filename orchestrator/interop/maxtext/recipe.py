@@ -1,10 +1,8 @@
-"""Reads what a MaxText run is started with: YAML of its keys, `key=value` words, a shell script, a
-manifest of Kubernetes.
+"""Reads what a MaxText run is started with: YAML, `key=value` words, scripts, Kubernetes manifests.
 
-From a script come the keys of the training command, the options of `xpk workload create` and the
-compiler's flags; from a manifest the words of its commands and the slices that its pods select. A
-script that starts a benchmark by its name needs MaxText's Python file of benchmarks too. A later
-source overrides an earlier one, as on MaxText's command line.
+A script gives the training command's keys, the options of `xpk workload create` and the compiler's
+flags; a manifest gives its commands' words and slices. A benchmark by its name needs MaxText's
+Python file of benchmarks. Later sources override earlier ones.
 """
 
 import ast
@@ -83,10 +81,7 @@ class Recipe:
 
 
 def read_recipe(sources: Sequence[tuple[str, str]], command: int | None = None) -> Recipe:
-    """Return the recipe of texts, each with its name.
-
-    `command` is the number, from 1, of one of several commands that train in a script.
-    """
+    """Return the recipe of named texts; `command` numbers, from 1, a script's training commands."""
     recipe = Recipe()
     # Python files come last, since the others name the benchmark.
     for name, text in sorted(sources, key=lambda source: source[0].endswith(".py")):
@@ -255,9 +250,7 @@ _LONGEST = 1 << 20  # characters of a line with the values of its variables
 
 def _words_of(text: str, *, is_script: bool) -> tuple[list[str], list[_TrainingCommand]]:
     """Return the lines of a text with the values of its variables, and the commands that train.
-
-    Lines have the values that variables are set to, without their names. Without a training command
-    they are only words, in which variables have large letters.
+    Other lines keep variables, in large letters, as words.
     """
     plain = _COMMENT.sub(lambda match: match[1], text)
     variables: dict[str, str] = {}
@@ -275,10 +268,7 @@ def _words_of(text: str, *, is_script: bool) -> tuple[list[str], list[_TrainingC
 
 
 def _assign(command: re.Match[str], found: dict[str, str]) -> int:
-    """Set the variables that a command begins with, and return where they end.
-
-    A value has those of the variables before it.
-    """
+    """Set the variables that a command begins with, using earlier ones; return where they end."""
     end = command.start()
     while match := _ASSIGNMENT.match(command.string, end, command.end()):
         value = _expanded(match[3].strip("\"'()"), found)
@@ -290,10 +280,8 @@ def _assign(command: re.Match[str], found: dict[str, str]) -> int:
 
 
 def _training(text: str, last: dict[str, str]) -> Iterator[_TrainingCommand]:
-    """Yield each command that trains, without variables that it begins with.
-
-    A variable has the value of that place; one that is set below only, as by whoever calls a
-    function, has its last.
+    """Yield each command that trains, without the variables before it. A variable has the value of
+    its place, or its last if it is set only below, as by whoever calls a function.
     """
     found: dict[str, str] = {}
     for command in _COMMAND.finditer(text):
@@ -345,10 +333,7 @@ def _read_slices(recipe: Recipe, name: str, documents: Sequence[Any]) -> None:
 def _asked(
     name: str, node: Any, replicas: int, annotations: Mapping[str, Any]
 ) -> Iterator[tuple[str, int]]:
-    """Yield the slices of each pod's template below a node. What is replicated are whole jobs.
-
-    `annotations` are those of the object that the node is the specification of.
-    """
+    """Yield the slices of each pod's template below a node; what is replicated are whole jobs."""
     if isinstance(node, list):
         for inside in node:
             yield from _asked(name, inside, replicas, {})

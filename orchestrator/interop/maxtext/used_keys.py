@@ -41,10 +41,7 @@ _PATTERNS = re.compile("|".join(_IRRELEVANT["patterns"]))
 
 
 class UsedKeys:
-    """The values of keys, what is wrong with them, and what else should be known.
-
-    `problems` are told to people; `refused` are the keys that most of them are about.
-    """
+    """Values of keys, with `problems` for people, and the keys `refused`, which most are about."""
 
     def __init__(self, recipe: Recipe) -> None:
         name = str(recipe.get("model_name", "default"))
@@ -68,7 +65,6 @@ class UsedKeys:
         return setting.value if setting else DEFAULTS.get(key)
 
     def is_given(self, key: str) -> bool:
-        """Return whether the recipe itself says it."""
         return key in self._given
 
     def accept(self, *keys: str) -> None:
@@ -101,7 +97,6 @@ class UsedKeys:
         return self[key] not in OFF
 
     def refuse(self, key: str, why: str) -> None:
-        """Refuse a value that no spec can say."""
         setting = self._setting(key)
         self.refused.append(key)
         place = f"{setting.place}: " if setting and setting.place else ""

@@ -33,11 +33,7 @@ _ON_BUCKETS = 6  # times as long: there a host shows itself every five seconds, 
 
 
 class _Watch:
-    """The hosts of a meeting. It compares what it sees with what it saw, and no two clocks.
-
-    A host is proven by a change of its state: a state that was there before this process came may
-    be that of a host that is long gone.
-    """
+    """The hosts of a meeting. Only a change of its state proves that a host is not long gone."""
 
     def __init__(self, meeting: meetings.Meeting) -> None:
         self._meeting = meeting
@@ -111,10 +107,8 @@ class _HostsAttempt(AbstractContextManager["_HostsAttempt"]):
             time.sleep(_POLL_S)
 
     def start(self, args: backend.WorkerArgs, slices: Sequence[str]) -> None:
-        """Give the order that starts one rank on each host of these slices.
-
-        If another driver gives one at the same time, or a host has gone since the slices were
-        chosen, the next event says so.
+        """Give the order that starts one rank on each host of these slices. If another driver gives
+        one too, or a host is gone, the next event says so.
         """
         hosts = self._watch.look()
         ranks: list[meetings.HostName] = []
@@ -135,10 +129,7 @@ class _HostsAttempt(AbstractContextManager["_HostsAttempt"]):
         self._refused = None if self._order else _TAKEN
 
     def _give(self, order: meetings.Order, after: meetings.Order | None) -> meetings.Order | None:
-        """Give an order under the next number; None where another driver gave one after `after`.
-
-        A file of that number that does not hold a valid order is passed over.
-        """
+        """Give an order under the next free number; None where another came after `after`."""
         while True:
             numbered = replace(order, number=self._meeting.next_number)
             try:
@@ -210,7 +201,6 @@ class HostsBackend:
         return _MeetingClient(storage.folder(address))
 
     def attempt(self, spec: backend.AttemptSpec) -> _HostsAttempt:
-        """An attempt on the hosts that meet in the folder of this process's environment."""
         return _HostsAttempt(Path(os.environ[meetings.VARIABLE]), spec)
 
 

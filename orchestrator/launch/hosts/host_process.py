@@ -1,10 +1,9 @@
 """One host of a slice: it joins a meeting and runs the process that each order gives it.
 
-    python -m orchestrator.launch.hosts.host_process FOLDER --slice NAME --host N ...
+python -m orchestrator.launch.hosts.host_process FOLDER --slice NAME --host N ...
 
-Every host of every slice runs this: a process on this machine, the container of a pod, or a shell
-on a TPU VM. It starts the same program as `--rank WORKER ARGS RANK`, and a rehearsal as
-`--driver FOLDER HOSTS COMMAND...`. Each ends with its parent.
+It starts the same program as `--rank WORKER ARGS RANK`, and a rehearsal as `--driver FOLDER HOSTS
+COMMAND...`. Each ends with its parent.
 """
 
 import argparse

@@ -1,10 +1,9 @@
 """The folder, maybe of a bucket, in which the hosts of a run's slices and its driver meet.
 
-Each host replaces one file with its state again and again. A driver gives orders, numbered and
-created exclusively: of two drivers that give an order of one number, one fails and looks again.
-Nobody lists the folder to learn of an order, because a directory may be cached for a minute.
-Only files of the user and of the folder's owner count: others may be able to write there. An order
-that does not count is said and passed over, so that nobody can end the row of orders.
+Each host replaces one file with its state. Orders are numbered and created exclusively: the slower
+of two drivers fails and looks again. Nobody lists the folder, whose listing may be cached for a
+minute. Only files of the user and of the folder's owner count; orders that do not are said and
+passed over, so that nobody can end the row of orders.
 """
 
 import errno
@@ -44,11 +43,9 @@ class HostName(Value):
 
 
 class Order(Value):
-    """What a driver wants of the hosts: `ranks` name a host each, and other hosts do nothing.
-
-    Without `args` nobody has anything to do. The first rank's host says where the others meet it.
-    `run_id` tells a run from an earlier one in the same folder. After an order of a later claim of
-    the same run, one of an earlier claim does not count.
+    """What a driver wants of the hosts: `ranks` name a host each, and others do nothing; nor do any
+    without `args`. The first rank's host says where to meet it. `run_id` tells runs in the same
+    folder apart. After an order of a later claim, one of an earlier claim does not count.
     """
 
     number: int
@@ -76,10 +73,8 @@ class Answer(Value):
 
 
 class HostState(Value):
-    """A host as it is: `size` hosts make its slice of that `kind`, and `beat` counts states.
-
-    `order` is the last order that it has obeyed. While a process of it runs, `run` names the run;
-    `code` is what the last process exited with.
+    """One of the `size` hosts of a slice of that `kind`; `beat` counts its states. `order` is the
+    last that it obeyed, `run` the run of its process, `code` the last exit status.
     """
 
     host: HostName

@@ -1,8 +1,7 @@
 """One attempt at a run, as a Ray Train job on slices that are real or emulated.
 
-    python -m orchestrator.launch.ray.attempt SPEC    # started by the driver, not by hand
-
-SPEC is an `AttemptSpec` as JSON. The driver sends commands and gets events, a line of JSON each.
+The driver starts it with an `AttemptSpec` as JSON, sends commands and gets events, a line of JSON
+each.
 """
 
 import logging
@@ -164,10 +163,7 @@ def _current_slices(plan: Plan) -> tuple[Slice, ...]:
 
 
 def _fence(plan: Plan, chosen: tuple[str, ...]) -> list[Any]:
-    """Reserve the first host of every slice that is not chosen, so that Ray takes the chosen ones.
-
-    Otherwise Ray would reserve a slice that lost a host again and again, through its first host.
-    """
+    """Reserve the first host of every slice not chosen, or Ray would retry one that lost a host."""
     bundle = {f"TPU-{slices.pod_type(plan)}-head": 1.0}
     if plan.hosts_per_slice == 1:
         bundle = {"TPU": float(plan.chips_per_host)}
@@ -182,10 +178,7 @@ def _fence(plan: Plan, chosen: tuple[str, ...]) -> list[Any]:
 
 
 def _train(plan: Plan, args: WorkerArgs, worker: str, *, rehearsal: bool) -> AttemptEvent:
-    """Run the worker on every host of the plan's slices, and wait for all of them.
-
-    Each worker finds JAX joined with the others, and its slice in MEGASCALE_SLICE_ID.
-    """
+    """Run the worker on every host of the plan's slices, with JAX joined; wait for all."""
     # Ray keeps files of its own of a run: all hosts must see them. A rehearsal has one host.
     shared = is_address(args.run) and not rehearsal
     trainer = private_api.jax_trainer(private=rehearsal)(

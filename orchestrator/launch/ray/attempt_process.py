@@ -90,10 +90,8 @@ class AttemptProcess(JsonProcess[AttemptEvent], AbstractContextManager["AttemptP
             self.process.stdin.close()
 
     def next_event(self, timeout_s: float) -> AttemptEvent | None:
-        """Return the next event, or None after the timeout.
-
-        A process that is stopped before the attempt begins has lost it. Later its ranks decide,
-        which do their work without it.
+        """Return the next event, or None after the timeout. A process stopped before the attempt
+        begins has lost it; later its ranks decide, which work without it.
         """
         event, silent_s = super().next_event(timeout_s), time.monotonic() - self.heard_s
         if event or self._started or silent_s < _SILENT_LIMIT_S:

@@ -1,10 +1,7 @@
 """The client of a named cluster's job server, which a run needs only until it is submitted.
 
-    python -m orchestrator.launch.ray.backend REQUEST TOPOLOGY POD_TYPE ACCELERATOR
-
-`orch submit` starts this as a Ray job that takes no chip, to look at the cluster from inside before
-a run exists. REQUEST is a `PreflightRequest` as JSON, the others are Ray's names, and the last line
-that it prints is the `PreflightReport`.
+`orch submit` also starts it as a Ray job without chips, to look at the cluster from inside: it
+takes a `PreflightRequest` as JSON and Ray's names, and prints a `PreflightReport` last.
 """
 
 import logging

@@ -1,10 +1,8 @@
 """A private Ray cluster that emulates slices on this machine, for as long as a `with` lasts.
 
-    python -m orchestrator.launch.ray.local_cluster    # its supervisor, not started by hand
-
-The supervisor reads one line, a `_ClusterRequest`, starts the nodes, runs one Ray job and reports
-events, one line of JSON each. When its input ends, because `orch` closed it or died, it kills all
-that the cluster started. If it is itself killed or stopped, its stand-in does so: a copy that only
+The supervisor, a process of its own, reads a `_ClusterRequest`, starts the nodes, runs one Ray job
+and reports events, a line of JSON each. When its input ends, because `orch` closed it or died, it
+kills all that the cluster started; if it is killed itself, its stand-in does, a copy that only
 waits.
 """
 
@@ -216,9 +214,7 @@ def main() -> None:
 
 
 def _wait_for_end(ended: int, owned: int) -> None:
-    """Wait until the supervisor has ended, or does nothing though its owner is gone: then it is
-    stopped. `ended` is a pipe that ends with the supervisor, `owned` one that ends with the owner.
-    """
+    """Wait until the supervisor has ended, or is stopped with its owner gone. Both are pipes."""
     waiting = select.poll()
     waiting.register(ended, select.POLLIN)
     waiting.register(owned, 0)  # of what comes there only the end

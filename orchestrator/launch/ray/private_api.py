@@ -1,8 +1,7 @@
-"""The parts of Ray that are private or meant for tests. No other file of the package uses any.
+"""The parts of Ray that are private or meant for tests; no other file uses any.
 
-Ray's public functions count resources of the cluster as a whole, ask its dashboard, which may be
-down while the cluster works, start one node, wait for an answer for ever, and start processes that
-a run has no use for. Ray's version is pinned; tests/test_ray_private_api.py checks these parts.
+Ray's public functions count resources as a whole, ask a dashboard that may be down, wait for ever,
+and start needless processes. Ray is pinned; tests/test_ray_private_api.py checks these parts.
 """
 
 import inspect
@@ -24,7 +23,6 @@ def free_resources() -> Mapping[str, Mapping[str, float]]:
 
 
 def live_jobs() -> set[str]:
-    """The jobs of the cluster that have not ended."""
     from ray._private.state import jobs  # noqa: PLC0415
 
     return {job["JobID"] for job in jobs() if not job["IsDead"]}

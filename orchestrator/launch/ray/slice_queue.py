@@ -1,8 +1,7 @@
 """The queue for the slices of a cluster: all or nothing, first come, first served.
 
-Ray gives slices one by one, so two runs that take theirs at once may each hold half for ever. Only
-the run whose turn it is takes slices, and it takes all of them. A run that fails keeps its place
-and its slices for a while: its retry comes before those who wait.
+Ray gives slices one by one, so two runs could each hold half for ever. A run that fails keeps its
+place and its slices for a while: its retry comes before those who wait.
 """
 
 import time
@@ -27,10 +26,8 @@ _ANSWER_LIMIT_S = 300.0  # a busy head may take long to start the actor
 
 
 class _QueueAnswer(Value):
-    """The runs `ahead` in the queue, none when it is this run's turn, and the `taken` slices.
-
-    Taken slices belong to other runs even when they are free for the moment. A later claim of the
-    same run has `superseded` the one that asks: it gets none.
+    """The runs `ahead` in the queue, none on this run's turn, and the slices `taken` by other runs,
+    even if free now. `superseded`: a later claim of the run has asked; this one gets none.
     """
 
     ahead: tuple[str, ...]
@@ -40,11 +37,10 @@ class _QueueAnswer(Value):
 
 @dataclass
 class _QueuePosition:
-    """A run in the queue.
+    """A run in the queue; `submitted_at_s` tells it from a removed one of the same key.
 
-    `submitted_at_s` tells the run from an earlier one of the same key, which was removed. `job` is
-    the Ray job that asked last, for the newest `claim`, and `slices` are the last that it
-    had. A `served` run wants none now. `gone_at_s` is when its job was first seen to have ended.
+    `job` asked last, for the newest `claim`; `slices` are its last. A `served` run wants none now.
+    `gone_at_s` is when its job was first seen to have ended.
     """
 
     run: str
@@ -61,10 +57,8 @@ class _QueuePosition:
 class _SliceQueue:
     """The runs that want or have slices of a cluster, in the order in which they came.
 
-    As a Ray actor it is in reach of every job of the cluster. It has no chip and no secret, and
-    lives on the head for as long as the cluster does. If it dies, a new one learns from the next
-    requests who waits, and sees which slices are in use. Only a run between two attempts then loses
-    its position.
+    A Ray actor on the head, without chip or secret, for every job of the cluster. If it dies, a new
+    one learns from requests who waits; only runs between two attempts lose their position.
     """
 
     def __init__(
@@ -145,7 +139,6 @@ class Lease:
         return answer
 
     def confirm(self, slices: tuple[str, ...]) -> None:
-        """Report that the run has its slices."""
         self._server.confirm.remote(self.run, self._job, slices)
 
     def leave(self) -> None:

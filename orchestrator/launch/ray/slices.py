@@ -23,7 +23,6 @@ _Free = Mapping[str, Mapping[str, float]]  # unused resources of each node
 
 
 def accelerator_type(plan: Plan) -> str:
-    """Ray's name of the plan's chip, for a trainer."""
     return _names(plan).accelerator
 
 

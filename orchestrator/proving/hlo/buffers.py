@@ -1,10 +1,7 @@
 """Sort the buffers that are alive at the peak by class, and name them by the trainer's lines.
 
-parameters, optimizer, other state, batch    arguments, by the trainer's names for them
-compute copies                 a parameter in another type or order
-gradients                      of a parameter's shape, and made by the step
-kept activations               one of each layer, and none of the above
-working set                    everything else
+Arguments go by the trainer's names. Compute copies are parameters in another type or order;
+gradients have a parameter's shape; kept activations exist once per layer; all else is working set.
 """
 
 import re
@@ -73,9 +70,8 @@ def _new(where: Computation, instruction: Instruction) -> _Buffers:
 
 
 class _LivenessPass:
-    """One pass over a computation. `given`: the buffers of its parameters, by number.
-
-    `results`: the buffers in which its results must end, as a loop's state must.
+    """One pass over a computation: `given` are the buffers of its parameters by number, `results`
+    those in which its results must end, as a loop's state must.
     """
 
     def __init__(
@@ -153,10 +149,7 @@ class _LivenessPass:
         return buffers[0] if buffers else None
 
     def _shared(self, instruction: Instruction) -> Iterator[tuple[int, int]]:
-        """Pairs of a result and the operand whose place it takes.
-
-        The compiler lists what shares a place. It numbers operands first, then results.
-        """
+        """Pairs of a result and the operand whose place it takes; operands are numbered first."""
         yield from _STARTS.get(instruction.opcode, {}).items()
         for result, operand in _DECLARED.findall(instruction.braced("output_to_operand_aliasing")):
             yield int(result or 0), int(operand)

@@ -1,11 +1,10 @@
 """The collectives of a compiled program, as the trainer means them and as the compiler runs them.
 
-The compiler writes some collectives as others. A reduce-scatter becomes an all-reduce of which each
-device keeps its slice, an all-gather an all-reduce of what each device sets into zeros: both take
-twice the bytes. A ring of permutes around a matrix product is a gather or a scatter too, with the
-same bytes. The compiler may pad what it reduce-scatters, so that every device's part has a size
-that suits it; further permutes then move each part into place, and are no collective of the
-trainer. Who makes the operand and who reads the result tells the meaning.
+The compiler writes a reduce-scatter as an all-reduce of which each device keeps its slice, and an
+all-gather as an all-reduce of parts set into zeros: both take twice the bytes. A ring of permutes
+around a matrix product is a gather or a scatter, with the same bytes. Padded parts are moved into
+place by further permutes, no collectives of the trainer. The maker of the operand and the reader of
+the result tell the meaning.
 """
 
 import re
@@ -71,7 +70,6 @@ def first_group(collective: Instruction, partitions: int) -> tuple[int, ...]:
 
 
 def pairs_text(permute: Instruction) -> str:
-    """The senders and receivers of a permute, as written."""
     start = permute.rest.index(_PASSES)
     return permute.rest[start : permute.rest.index("}}", start) + 1]
 
@@ -133,7 +131,6 @@ DTYPES = {"f32": "fp32"}  # as the Plan calls them
 
 
 def sent_bytes(kind: str, volume: float, ways: int) -> float:
-    """Bytes that one device sends for a collective of that volume over `ways` devices."""
     if kind == PERMUTE:
         return volume
     return volume * (ways - 1) / ways * (2 if kind == _REDUCE else 1)

@@ -43,10 +43,7 @@ class Dataflow:
     # --- backwards
 
     def sources(self, value: Value, also: frozenset[str] = frozenset()) -> list[Value]:
-        """The values that this one is, if its instruction only moves them; else none.
-
-        `also` are further opcodes that count as moving.
-        """
+        """The values that this one is, if its instruction, or one of `also`, only moves them."""
         where, instruction = self._where(value), self.instruction(value)
         opcode = instruction.opcode
         if opcode in _CALL_ENDS | _CALLS:
@@ -238,10 +235,7 @@ _MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE"}
 
 
 def visits(program: HloProgram) -> Iterator[Visit]:
-    """Every instruction that runs, with its computation and how often that runs.
-
-    Each branch of a conditional counts as taken.
-    """
+    """Every instruction that runs, with its computation and how often; every branch counts."""
     count: dict[str, int] = defaultdict(int)
 
     def visit(computation: Computation, repeats: int) -> None:

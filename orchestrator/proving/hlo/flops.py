@@ -32,7 +32,6 @@ def is_product(instruction: Instruction) -> bool:
 
 
 def product_flops(where: Computation, product: Instruction) -> int:
-    """FLOPs of one `dot` or `convolution`."""
     if product.opcode == "dot":  # 2 x output x contracted
         [output], [factor] = product.arrays, where.operand(product, 0).arrays
         contracted = re.findall(r"\d+", product.braced("lhs_contracting_dims"))

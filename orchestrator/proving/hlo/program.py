@@ -28,9 +28,7 @@ class _SourceLine:
 
 @dataclass(frozen=True)
 class _SourceTables:
-    """The tables at the head of a module: for each frame its line, and its parent's number plus
-    one; zero means that it has no parent.
-    """
+    """The tables at a module's head: each frame's line, and its parent's number + 1, or zero."""
 
     frames: dict[int, tuple[_SourceLine, int]] = field(default_factory=dict)
 
@@ -232,7 +230,6 @@ class HloProgram:
 
 
 def program_of(text: str) -> HloProgram:
-    """Read a module's text."""
     lines = text.splitlines()
     computations, entry = {}, ""
     for heading, body in _computations(lines):

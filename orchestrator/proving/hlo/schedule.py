@@ -1,9 +1,8 @@
 """Price a compiled program operation by operation, in the order in which it is scheduled.
 
-The compiler writes its estimate of cycles to every fusion and copy. Kernels are priced by their
-FLOPs, transfers by their links. A device computes one operation after another. A transfer that
-starts in one operation and ends in another runs during those between; where its end comes first,
-the device waits, and that wait is exposed.
+Fusions and copies have the compiler's estimate of cycles, kernels their FLOPs, transfers their
+links. A device computes one operation after another; a transfer runs during the operations between
+its start and its end, and a wait for its end is exposed.
 """
 
 import re
@@ -57,9 +56,8 @@ class Work:
 
 @dataclass
 class Sent:
-    """A transfer, once; it runs `times` a step. `behind`: what is computed meanwhile.
-
-    It has started; the last three fields are known when the device has waited for its end.
+    """A transfer that has started and runs `times` per step. `behind`: what is computed meanwhile;
+    the last three fields are known when the device has waited for its end.
     """
 
     transfer: Transfer
@@ -95,7 +93,6 @@ class Record:
 
 
 def last_line(lines: Lines) -> str:
-    """The innermost line."""
     return lines[-1] if lines else _UNKNOWN
 
 
@@ -153,9 +150,7 @@ class SchedulePass:
         return self.transfers.exchanges.get(op.quoted(RENDEZVOUS) or op.name, "")
 
     def _origin(self, op: Instruction, said: Callable[[Instruction], _Origin]) -> _Origin | None:
-        """What an instruction or its fusion says, or else what is nearest to it: first back through
-        its operands, then on through its readers.
-        """
+        """What an instruction or its fusion says, or else the nearest operand, then reader."""
         for near in (lambda at: at.operands, lambda at: self._readers[at.name]):
             seen, todo = {op.name}, deque([op])
             while todo:
@@ -310,9 +305,7 @@ class SchedulePass:
             self.compute(op)
 
     def _collectives(self, caller: Instruction) -> list[tuple[Transfer, str]]:
-        """The collectives inside a fusion or an asynchronous call, without those it continues, each
-        with the ledger's line.
-        """
+        """Collectives that begin inside a fusion or an asynchronous call, with ledger lines."""
         return [
             (self.transfers.collective(where, part, caller), self._sent_ledger(part))
             for where, part in inside(self.program, caller)

@@ -31,11 +31,9 @@ def summarize(
     places: tuple[tuple[int, ...], ...] = (),
     planned: Mapping[tuple[tuple[str, ...], str], str] | None = None,
 ) -> ProgramSummary:
-    """The numbers of a program with that many layers.
-
-    `mesh` has the devices of a slice, `between` the slices. `rates`, with the torus coordinates
-    of each partition as `places`, make seconds of its schedule; `planned` has the ledger's line
-    for the axes and the kind of a collective.
+    """The numbers of a program with that many layers. `mesh` has the devices of a slice, `between`
+    the slices. `rates`, with `places` as torus coordinates of each partition, price the schedule;
+    `planned` has the ledger's line for the axes and the kind of a collective.
     """
     flow, visited = Dataflow(program), list(visits(program))
     classes = BufferClasses(flow, peak(program), layers)

@@ -69,7 +69,6 @@ class SliceLinks:
 
     def permute(self, pairs: _Ints) -> tuple[float, int, _Bools]:
         """Seconds per byte of the busiest link, hops of the longest way, and the links in use.
-
         Messages go along one axis after another, the shorter way round.
         """
         at, to = self._places[pairs[:, 0]].copy(), self._places[pairs[:, 1]]

@@ -1,7 +1,5 @@
-"""Sends a run from its journal to MLflow, live or to repair an older record.
-
-Only the journal decides what to send, and MLflow itself says how much it has: a tag that is
-written after the points it counts. So a sync may be repeated by anybody, and interrupted anywhere.
+"""Sends a run from its journal to MLflow, live or to repair an older record. A tag in MLflow,
+written after the points it counts, says how much it has: syncs may be repeated and interrupted.
 """
 
 import tempfile
@@ -43,7 +41,6 @@ _PARENT_STATUS: dict[StudyState, Status] = {
 
 
 def _study_points(report: ScalingReport | SweepReport, at_s: float) -> list[MetricPoint]:
-    """Return all points of a study as it is measured by now."""
     # Those of a trial come once no run of it will change them: a server takes no point back.
     points: list[MetricPoint] = []
     if isinstance(report, SweepReport):
@@ -183,10 +180,8 @@ class RunExport:
     # --- the MLflow run
 
     def _find_or_create(self, run: Run) -> StoredRun:
-        """Return the one MLflow run of this run: the noted one, or the tagged one, or a new one.
-
-        MLflow may have created a run although its answer was lost. A run that carries the same tag
-        and is not the noted one is such a ghost, and is deleted.
+        """Return the one MLflow run of this run: the noted, the tagged, or a new one. Another that
+        carries the tag is a ghost, whose answer was lost: it is deleted.
         """
         noted, tag = None, metadata.RUN_ID
         if run.tracking and run.tracking.uri == self._store.where.uri:

@@ -1,10 +1,8 @@
 """Runs the MLflow UI on this machine for as long as somebody needs it.
 
-    python -m orchestrator.tracking.mlflow.server URI PORT    # started by `serving`, not by hand
-
-This process leads a session of its own, with all that the MLflow server starts. When its input
-ends, because `orch` closed it or died, it ends the whole session. If this process itself is killed,
-its stand-in does so: a copy of it that only waits.
+`serving` starts this process, which leads a session with all that the MLflow server starts. When
+its input ends, because `orch` closed it or died, it ends the session; if it is killed, its stand-in
+does so: a copy that only waits.
 """
 
 import os

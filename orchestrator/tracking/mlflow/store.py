@@ -1,7 +1,5 @@
-"""One MLflow, called with hard limits. The only file that calls MLflow.
-
-Every write may be repeated without effect: MLflow knows a metric's point by name, step, time and
-value, and replaces tags and files.
+"""The only file that calls MLflow, with hard limits. Every write may be repeated without effect: a
+point is known by name, step, time and value; tags and files are replaced.
 """
 
 import logging
@@ -371,10 +369,8 @@ def _is_beside(where: Destination) -> bool:
 
 
 def _create_database(database: Path) -> None:
-    """Create a database under another name and move it into place, unless it exists.
-
-    MLflow takes seconds to create its tables. A process that opened an unfinished database, because
-    another one was creating it or was killed there, would fail from then on.
+    """Create a database under another name and move it into place, unless it exists: whoever opened
+    one that is still without tables, after seconds or a kill, would fail from then on.
     """
     if database.exists():
         return

@@ -1,8 +1,4 @@
-"""The comparison views of `views.json`, in the format of the MLflow UI.
-
-A view is a tag of an experiment. Its format is private to MLflow and may change with a release, so
-MLflow's version is pinned and a browser test opens the views. Nothing else depends on them.
-"""
+"""Comparison views of `views.json`, in MLflow's private format; a browser test opens them."""
 
 import json
 import re
@@ -132,7 +128,6 @@ def set_views(store: Store, shipped: list[_View]) -> None:
 
 
 def links(server: str, experiment: str, shipped: list[_View]) -> list[ViewLink]:
-    """Return where the views of an experiment open."""
     page = f"{server}/#/experiments/{experiment}/runs"
     query = {"compareRunsMode": "CHART", "workflowType": "machine_learning"}
     return [
