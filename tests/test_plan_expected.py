@@ -1,6 +1,8 @@
 """What a step is expected to take: never below the bound, one formula for one plan and for many."""
 
+import random
 from dataclasses import asdict, replace
+from math import exp
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from orchestrator import catalog
 from orchestrator.catalog.published import Range
+from orchestrator.errors import OrchError
 from orchestrator.evidence.score.evaluate import _published
 from orchestrator.evidence.score.learn import _OF_COLLECTIVES, _is_reference
 from orchestrator.network.rematerialization import POLICIES
@@ -29,7 +32,7 @@ from orchestrator.planning.expected import (
 )
 from orchestrator.planning.feasibility import sizes_by_name
 from orchestrator.planning.layout import Training
-from orchestrator.planning.planner import make_plan
+from orchestrator.planning.planner import make_plan, make_plans
 from orchestrator.planning.ranking import best_choices
 from orchestrator.planning.search import (
     SearchRequest,
@@ -43,7 +46,7 @@ from orchestrator.planning.time import step_time, time_lines
 from orchestrator.planning.torus import axis_sizes, find_links
 from orchestrator.show.plan_screen import plan_screen
 from orchestrator.values.model import Model
-from orchestrator.values.plan import plan_digest
+from orchestrator.values.plan import Plan, plan_digest
 from orchestrator.values.spec import MeshRequest, Spec
 from tests.example_specs import TINY, spec_of
 
@@ -420,3 +423,53 @@ def test_no_published_run_is_an_extrapolation() -> None:
         assert known is not None
         outside = {one.axis for one in extrapolations(sample.axis_values, known.ranges)}
         assert outside <= (set() if _is_reference(sample) else _OF_COLLECTIVES)
+
+
+SMALL_SLICES = {
+    "v5e": ("4x4", "4x8", "8x8"),
+    "v5p": ("2x2x4", "4x4x4"),
+    "v6e": ("4x4", "4x8", "8x8"),
+    "tpu7x": ("2x2x2", "2x2x4"),
+}
+MODELS = (
+    "llama3-8b", "qwen3-8b", "gemma3-27b", "llama3-70b", "mixtral-8x7b", "qwen3-30b-a3b"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("specs", [25, pytest.param(200, marks=pytest.mark.slow)])
+def test_no_runner_up_is_surely_expected_to_be_faster(specs: int) -> None:
+    """Of random specs; those that accumulate more gradients aside, whose gain no run shows."""
+    dice, planned = random.Random(specs), 0
+    while planned < specs:
+        chip = dice.choice([*SMALL_SLICES])
+        spec = spec_of(
+            dice.choice(MODELS),
+            chip=chip,
+            topology=dice.choice(SMALL_SLICES[chip]),
+            pods=dice.choice((1, 1, 2, 4)),
+            length=dice.choice((2048, 4096, 8192)),
+            sequences=dice.choice((64, 128, 256, 512)),
+        )
+        try:
+            first, *others = make_plans(spec, 6)
+        except OrchError:
+            continue
+        planned += 1
+        known = catalog.efficiency(chip)
+        assert known is not None
+        least = expected_per_token_of(first) / exp(known.reference_spread.value) * (1 - 1e-9)
+        for other in others:
+            if other.batch.microbatches <= first.batch.microbatches:
+                assert expected_per_token_of(other) >= least, (spec, other.mesh, other.remat)
+
+
+def test_rows_of_experts_decide_between_meshes() -> None:
+    """Qwen3-30B-A3B on 64 v6e: with `expert 4` or `tensor 4` rows move more often, or further."""
+    spec = spec_of("qwen3-30b-a3b", chip="v6e", topology="8x8", pods=1, sequences=256)
+    [found] = make_plans(spec, 1)
+    assert {axis: size for axis, size in found.mesh.items() if size > 1} == {"fsdp": 64}
+
+
+def expected_per_token_of(plan: Plan) -> float:
+    assert plan.forecast.step_s.expected is not None
+    return plan.forecast.step_s.expected / plan.batch.tokens
