@@ -3,12 +3,13 @@
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import prod
+from math import exp, prod
 from typing import Any
 
 import numpy as np
 import pytest
 
+from orchestrator.catalog.published import shared_efficiency
 from orchestrator.network.mesh_axes import AXES, ICI_AXES
 from orchestrator.network.rematerialization import Policy, policy, remat_of
 from orchestrator.planning.feasibility import placements
@@ -19,6 +20,7 @@ from orchestrator.planning.planner import make_plan
 from orchestrator.planning.ranking import (
     _SAME,
     OFFLOAD_GAIN,
+    SURE_WITHIN,
     TIE,
     RankedChoice,
     _kinds_of,
@@ -38,7 +40,7 @@ from orchestrator.planning.search import (
     search_request,
     searched_policies,
 )
-from orchestrator.planning.step_work import host_bytes, host_limit_bytes, transfers
+from orchestrator.planning.step_work import host_bytes, host_limit_bytes, never_hidden_s, transfers
 from orchestrator.planning.time import step_time, time_lines
 from orchestrator.planning.torus import axis_sizes
 from orchestrator.proving.verdict import _recompute_flops
@@ -153,9 +155,10 @@ def fastest(request: SearchRequest, choice: Choice, margin: float) -> Iterator[P
 
 def cost_per_token(layout: Training, sequences: int) -> Any:
     """The rule of the search."""
-    time = step_time(layout, time_lines(layout))
+    lines = time_lines(layout)
+    time = step_time(layout, lines)
     total = time.lower_s + time.unoverlapped_s - transfers(layout).hidden_s()
-    return total / 2 / (sequences * layout.length)
+    return (total / 2 + never_hidden_s(layout, lines)) / (sequences * layout.length)
 
 
 @pytest.mark.parametrize("spec", SMALL.values(), ids=SMALL)
@@ -166,6 +169,25 @@ def test_the_search_equals_brute_force(spec: Spec) -> None:
     margin = MEMORY_MARGIN if spec.experiment.remat == "auto" else 0.0
     assert result.margin == margin
     everything = list(brute(request, spec, margin))
+    known = exp(shared_efficiency("reference_spread").value)
+    within = min(t.cost for t in everything) * (1 + SURE_WITHIN)
+    everything = [t for t in everything if t.cost <= within]
+    expected = {id(t): expected_per_token(request, t.choice) for t in everything}
+    first = first_of(spec, everything, expected)
+    alike = [t for t in everything if t.choice.microbatches <= first.choice.microbatches]
+    best = min(expected[id(t)] for t in alike)
+    if best * known < expected[id(first)]:
+        near = [t for t in alike if expected[id(t)] <= best * known]
+        first = first_of(spec, near, expected)
+
+    chosen = best_choices(request, result.candidates, 1)[0]
+    actual = cost_per_token(layout_of_choice(request, chosen), chosen.sequences)
+    assert actual == pytest.approx(first.cost, rel=1e-12)
+    assert chosen.sequences == first.choice.sequences
+
+
+def first_of(spec: Spec, everything: list[Priced], expected: dict[int, float]) -> Priced:
+    """The first by all of the rule but its last part."""
     least = min(t.cost for t in everything)
     on_chip = [t for t in everything if not policy(t.choice.remat).needs_host]
     if min((t.cost for t in on_chip), default=np.inf) <= least * (1 + OFFLOAD_GAIN):
@@ -174,15 +196,10 @@ def test_the_search_equals_brute_force(spec: Spec) -> None:
     requested = spec.experiment.batch.sequences
     change = min(abs(t.choice.sequences - requested) for t in left)
     left = [t for t in left if abs(t.choice.sequences - requested) == change]
-    best = min(expected_per_token(request, t.choice) for t in left)
-    left = [t for t in left if expected_per_token(request, t.choice) <= best * (1 + _SAME)]
+    best = min(expected[id(t)] for t in left)
+    left = [t for t in left if expected[id(t)] <= best * (1 + _SAME)]
     axes = min(axes_of(t.choice) for t in left)
-    right = min((t for t in left if axes_of(t.choice) == axes), key=lambda t: t.cost)
-
-    chosen = best_choices(request, result.candidates, 1)[0]
-    actual = cost_per_token(layout_of_choice(request, chosen), chosen.sequences)
-    assert actual == pytest.approx(right.cost, rel=1e-12)
-    assert chosen.sequences == right.choice.sequences
+    return min((t for t in left if axes_of(t.choice) == axes), key=lambda t: t.cost)
 
 
 def axes_of(choice: Choice) -> int:
@@ -206,11 +223,9 @@ def test_arrays_price_as_plain_numbers_do() -> None:
     for row in map(int, rows):
         choice = candidates.choice(row)
         layout = layout_of_choice(request, choice)
-        time = step_time(layout, time_lines(layout))
         assert not isinstance(layout.remat, _PolicyArray)
-        tokens = choice.sequences * request.experiment.batch.length
-        cost_s = (time.lower_s + time.unoverlapped_s - transfers(layout).hidden_s()) / 2
-        assert cost_s / tokens == pytest.approx(candidates.cost_s_per_token[row], rel=1e-12)
+        cost = cost_per_token(layout, choice.sequences)
+        assert cost == pytest.approx(candidates.cost_s_per_token[row], rel=1e-12)
 
 
 def test_a_limit_on_replicas_loses_no_mesh() -> None:
@@ -367,8 +382,8 @@ def test_offloading_is_priced_on_request() -> None:
 
 
 def test_the_best_expected_time_breaks_a_tie() -> None:
-    """7B on two v4 slices: none within 1 % is expected to be faster; the cheapest is 6 % slower."""
-    spec = spec_of("llama2-7b", chip="v4", topology="8x8x8", pods=2, sequences=512, length=8192)
+    """70B on v5e: none within 1 % is expected to be faster; the cheapest is 2 % slower."""
+    spec = spec_of("llama3-70b", chip="v5e", topology="16x16", pods=1, sequences=512, length=8192)
     request = search_request(spec)
     candidates = search(request).candidates
     cost = candidates.cost_s_per_token
@@ -379,7 +394,7 @@ def test_the_best_expected_time_breaks_a_tie() -> None:
     chosen = best_choices(request, candidates, 1)[0]
     seconds = expected_per_token(request, chosen) / request.experiment.batch.length
     assert seconds <= expected.min() * (1 + _SAME)
-    assert cheapest > 1.05 * seconds
+    assert cheapest > 1.02 * seconds
 
 
 def test_fewer_axes_break_a_tie_of_equal_times() -> None:

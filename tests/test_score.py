@@ -16,6 +16,7 @@ from orchestrator.evidence.score.published_runs import (
     MIXTURES,
     OTHER_SOFTWARE,
     PUBLISHED,
+    QUANTIZED,
     Unscorable,
     read,
     run_of,
@@ -224,9 +225,10 @@ def test_json_has_the_promised_keys(orch: RunOrch) -> None:
     for key in ("median_abs_error", "p90_abs_error", "inside_interval", "below_lower_bound"):
         assert found["summary"][key] is not None
     assert found["summary"]["below_lower_bound"] == 0
-    files = len(ROWS), len(read(OTHER_SOFTWARE)), len(read(MIXTURES))
+    files = [len(read(path)) for path in (PUBLISHED, OTHER_SOFTWARE, MIXTURES, QUANTIZED)]
     assert len(found["rows"]) + len(found["left_out"]) == sum(files)
-    assert found["dense"]["rows"] + found["mixtures"]["rows"] == found["summary"]["rows"]
+    parts = sum(found[part]["rows"] for part in ("dense", "mixtures", "quantized"))
+    assert parts == found["summary"]["rows"]
 
 
 def test_a_file_of_ones_own_is_scored(orch: RunOrch, tmp_path: Path) -> None:

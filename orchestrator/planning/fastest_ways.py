@@ -13,6 +13,7 @@ from orchestrator.planning import flops
 from orchestrator.planning.layout import Training
 from orchestrator.planning.memory import peak_bytes, stream_bytes
 from orchestrator.planning.step_work import (
+    between_s,
     crosses,
     hbm_rate,
     host_bytes,
@@ -42,7 +43,8 @@ def fastest_ways(layout: Training, key: Ints, margin: float) -> tuple[Ways, Leas
     least = float(peaks.min(initial=np.inf)), float(hosts[fits].min(initial=np.inf))
     fits &= hosts <= host_limit_bytes(layout.chip) * (1 - margin)
     # Seconds of a step: of recomputation, of HBM traffic of activations, and of all else that a
-    # policy costs, its collective at the rate of a whole torus axis.
+    # policy costs: its collective at the rate of a whole torus axis, and what nothing hides, which
+    # is no part of the mean.
     chip = layout.chip
     repeated_s = flops.blocks_recompute_flops(layout) / device_peak(layout)
     attention_s = flops.attention_recompute_flops(layout) / activation_peak(layout)
@@ -55,7 +57,7 @@ def fastest_ways(layout: Training, key: Ints, margin: float) -> tuple[Ways, Leas
     scattered_s = scatters * stream_bytes(layout) * (1 - 1 / ways) / link_bytes_per_s
     repeated = repeated_s + attention_s
     traffic = activation_traffic_bytes(layout) / hbm_rate(layout)
-    others = scattered_s + transfers(layout).exposed_s()
+    others = scattered_s + transfers(layout).exposed_s() + 2 * between_s(layout)
     columns = np.arange(len(key))
     place_in_key = columns - np.searchsorted(key, key)
     # The second number of microbatches is the fewest that accumulate gradients.

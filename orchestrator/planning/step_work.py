@@ -164,8 +164,13 @@ def never_hidden_s(layout: Training, lines: list[LedgerLine]) -> Number:
     matmuls, the moves of rows, and the other half of exchanges that nothing hides.
     """
     whole_s = _total(line.value - line.serial_s for line in lines if line.kind in _WHOLE)
+    return between_s(layout) + whole_s / 2
+
+
+def between_s(layout: Training) -> Number:
+    """Seconds of the passes between matmuls, and of the moves of rows."""
     moves_s = row_moves(layout) * shared_efficiency("row_move_s").value
-    return pass_bytes(layout) / hbm_rate(layout) + moves_s + whole_s / 2
+    return pass_bytes(layout) / hbm_rate(layout) + moves_s
 
 
 def _total(seconds: Iterable[Number]) -> Number:
