@@ -295,7 +295,7 @@ def test_auto_remat_recomputes_only_what_memory_needs() -> None:
     assert [policy(plan.remat).needs_host for plan in plans] == [False, True, True, True]
     again = [_recompute_flops(plan) / plan.batch.tokens for plan in plans]
     assert again[:2] == [0, 0]
-    assert 0 < again[2] < again[3]
+    assert 0 < again[2] <= again[3]
 
 
 def test_nothing_is_offloaded_to_a_host_without_a_source() -> None:
