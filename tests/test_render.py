@@ -398,7 +398,7 @@ def test_runners_up_without_an_estimate_have_both_bounds() -> None:
 
 def test_runners_up_of_a_mixture_have_the_size_of_expert() -> None:
     """In every row, where any of them has more than one, and the heading names it."""
-    plans = make_plans(load(ROOT / "specs/tiny_mixture.yaml"), 4)
+    plans = make_plans(load(ROOT / "specs/tiny_mixture.yaml", ["resources.mesh.expert=auto"]), 4)
     assert {plan.mesh["expert"] > 1 for plan in plans} == {True, False}
     shown = plan_screen(plans[0], "x", runners_up=plans[1:])
     title, _, *rows = shown[shown.index("the plan and 3 runners-up") :].splitlines()
