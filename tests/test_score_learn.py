@@ -19,7 +19,7 @@ from orchestrator.evidence.score.learn import (
     _weighted_quantile,
     learn,
 )
-from orchestrator.evidence.score.published_runs import OTHER_SOFTWARE, read
+from orchestrator.evidence.score.published_runs import MIXTURES, OTHER_SOFTWARE, QUANTIZED, read
 from orchestrator.evidence.score.samples import Sample
 from orchestrator.planning.expected import _exposed_gathers_s, _own_step_parts, skew_share
 from tests.bench import score_table
@@ -35,7 +35,8 @@ def test_the_catalog_keeps_what_is_learned(samples: list[Sample]) -> None:
     """The constants are those of the rows, and say so; `make score` writes them."""
     text = (FOLDER / _LEARNED).read_text(encoding="utf-8")
     assert text == score_table.learned(), "run `make score` and review the diff"
-    known = {*ROWS, *(row["id"] for row in read(OTHER_SOFTWARE))}
+    files = (OTHER_SOFTWARE, MIXTURES, QUANTIZED)
+    known = {*ROWS, *(row["id"] for path in files for row in read(path))}
     assert known >= set(re.findall(r'"(.+)",', text))
     assert learn(samples) == learn(samples)
 
@@ -66,6 +67,9 @@ def test_constants_come_back_from_runs_that_they_made(samples: list[Sample]) -> 
             "run_overhead_s": 0.03,
             "run_share": 0.05,
             "flash_attention": 0.4,
+            "row_move_s": 15e-9,
+            "bias_row_s": 150e-9,
+            "mask_products": 1.0,
         },
         software={
             "maxtext": 0.0, "other": 0.05, "axlearn": 0.02, "levanter": 0.07, "pytorch-xla": 0.04,

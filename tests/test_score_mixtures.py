@@ -167,7 +167,7 @@ def test_an_evaluation_in_a_rows_seconds_is_taken_out() -> None:
     row = rows["mlperf_v6e_1024_gpt3-175b"]
     [sample], _ = samples([row])
     assert sample.run.compute == "int8"
-    assert 10.734 / sample.measured_s - 1 == pytest.approx(0.25 * 24_567 / 24_576, abs=0.02)
+    assert 10.734 / sample.measured_s - 1 == pytest.approx(0.25 * 24_567 / 24_576, abs=0.03)
     [stated], _ = samples([row | {"notes": ""}])
     assert stated.measured_s == 10.734
 

@@ -322,7 +322,7 @@ class Sample(Value):
         moe, network = self.layout.model.moe, self.layout.network
         if moe is None or not moe.biases:
             return 0.0
-        biases = len(network.blocks[-1].mlp.matmuls)
+        biases = sum(matmul.bias is not None for matmul in network.blocks[-1].mlp.matmuls)
         return float(biases * moe.top_k * self.layout.step_tokens * network.mixture_layers)
 
     @property
