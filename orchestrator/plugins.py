@@ -4,6 +4,7 @@ A name is built in, or an entry point in the group `orch.KINDs` of an installed 
 reference `package.module:attribute`. A trainer may also be a whole module, `package.module`.
 """
 
+import json
 import re
 import sys
 from collections.abc import Mapping
@@ -88,6 +89,7 @@ PACKAGES = {
     "run": ("jax", "optax", "orbax", "safetensors", "ray", "mlflow"),
     "score": ("scipy",),
     "bucket": ("obstore",),
+    "data": ("tokenizers",),
 }
 
 _PINNED = re.compile(r"([\w.-]+)(?:\[[^]]*\])?==([\w.]+)(?:;.*)?")
@@ -107,4 +109,12 @@ def missing(extra: str) -> list[str]:
 def require(extra: str) -> None:
     """Refuse to go on without an extra; the error says how to install it."""
     if absent := missing(extra):
-        raise MissingExtra(extra, absent)
+        missing_packages = f"not installed here: {', '.join(absent)}"
+        raise MissingExtra(missing_packages, next_command=install_command(extra))
+
+
+def install_command(extra: str) -> str:
+    """Return what installs an extra, from the wheel or folder that pip installed orch from."""
+    record = metadata.distribution("orch").read_text("direct_url.json")
+    origin = f" @ {json.loads(record)['url']}" if record else ""
+    return f"pip install 'orch[{extra}]{origin}'"

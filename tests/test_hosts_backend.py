@@ -129,7 +129,7 @@ def test_a_rank_that_is_killed_before_its_first_heartbeat_is_named(
         assert run_to_end(first) == 0
     run = first.writer.run()
     assert reasons(run) == ["failure", "finished"]
-    died = "rank 1 was killed by SIGKILL (host slice-1-0 at 127.0.0.1, slice slice-1)"
+    died = "rank 1 was killed (signal 9) (host slice-1-0 at 127.0.0.1, slice slice-1)"
     assert run.attempts[0].first_dead_rank == 1
     assert run.attempts[0].error == f"{died}, before its first heartbeat"
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from orchestrator import storage
-from orchestrator.errors import Interrupted, OrchError, Usage
+from orchestrator.errors import Interrupted, OrchError, UnknownRun, Usage
 from orchestrator.run.progress import RUNS
 from orchestrator.show.terminal import echo, report_output, report_unwritable
 from orchestrator.storage.addresses import reserved_name
@@ -163,6 +163,8 @@ SPEC = click.argument("spec", type=FILE)
 RUN_HELP = """RUN is a key as `orch runs` shows it, the beginning of one, or the path of a run's
 directory."""
 RUN = click.argument("run", shell_complete=complete_key)
+NEWEST_HELP = f"{RUN_HELP} Without it, the newest run is meant, and named on the error stream."
+OPTIONAL_RUN = click.argument("run", required=False, shell_complete=complete_key)
 SET = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE",
     help="Override a value of the spec, e.g. experiment.batch.sequences=2048. Repeatable.",
@@ -178,6 +180,25 @@ STORAGE = click.option(
     "--storage", type=_StorageFolder(), default=str(RUNS), show_default=True, metavar="DIR",
     help="Where the runs are: run.storage of their specs, a folder or gs://BUCKET/RUNS.",
 )  # fmt: skip
+
+
+def or_newest(run: str | None, storage: Path, *, live: bool = False) -> str:
+    """Return the run that was named, else the newest, and say which; with `live`, one that goes on
+    comes first.
+    """
+    if run is not None:
+        return run
+    # Heavy to import, and needed only where no run is named.
+    from orchestrator.journal.listing import list_runs  # noqa: PLC0415
+    from orchestrator.values.run import LIVE  # noqa: PLC0415
+
+    found, _ = list_runs(storage)
+    if not found:
+        raise UnknownRun("run", "", [], storage)
+    chosen = next((entry for entry in found if live and entry.state in LIVE), found[0])
+    which = "newest run that goes on" if live and chosen.state in LIVE else "newest run"
+    echo(f"{which}: {chosen.run}", err=True)
+    return chosen.run
 
 
 def has_many_plans(spec: Spec, stage: int | None) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 
 from orchestrator import plugins
-from orchestrator.errors import JournalUnreadable, OrchError, install_command
+from orchestrator.errors import JournalUnreadable, OrchError
 from orchestrator.formatting import GIB
 from orchestrator.journal import events, files, ownership
 from orchestrator.journal.listing import find_run
@@ -92,7 +92,7 @@ def _software() -> Iterator[Finding]:
     detail = f"installed: {', '.join(installed) or 'none'}"
     if absent:
         names = ",".join(absent)
-        yield _limited("extras", f"{detail}; missing: {names}", install_command(names))
+        yield _limited("extras", f"{detail}; missing: {names}", plugins.install_command(names))
     else:
         yield _good("extras", detail)
     pinned = plugins.pinned()
@@ -117,7 +117,7 @@ def _installed_version(name: str) -> str | None:
 
 def _devices() -> Finding:
     if plugins.missing("prove"):
-        return _limited("devices", "JAX is not installed", install_command("prove"))
+        return _limited("devices", "JAX is not installed", plugins.install_command("prove"))
     try:
         child = subprocess.run(
             [sys.executable, "-c", _DEVICES],
@@ -138,7 +138,7 @@ def _devices() -> Finding:
 def _compiler() -> Finding:
     version = _installed_version("libtpu")
     if version is None and (platform.system(), platform.machine()) == _COMPILER_PLATFORM:
-        return _limited("TPU compiler", "libtpu is not installed", install_command("prove"))
+        return _limited("TPU compiler", "libtpu is not installed", plugins.install_command("prove"))
     if version is None:
         detail = f"no libtpu for {platform.system()} {platform.machine()}"
         return _limited("TPU compiler", detail, "prove on Linux x86-64, or orch submit --no-prove")

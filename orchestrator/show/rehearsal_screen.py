@@ -18,7 +18,7 @@ _VERSIONS = ("python", "jax", "libtpu", "ray", "code")
 
 def rehearsal_screen(full: Plan, small: Plan, steps: int, changes: Sequence[str]) -> ui.Screen:
     """Return the plan, its small copy, and what is expected of the copy on this machine."""
-    columns: list[ui.Row] = [("", "pods", "devices", "mesh", "model", "batch", "remat")]
+    columns: list[ui.Row] = [("", "pods", "devices", "mesh", "model", "batch", "remat", "saves")]
     for name, plan in (("plan", full), ("rehearsal", small)):
         # The axes of a pod with more than one device.
         inside = (axis for axis in plan.axes if axis.link == "ici" and axis.size > 1)
@@ -32,6 +32,7 @@ def rehearsal_screen(full: Plan, small: Plan, steps: int, changes: Sequence[str]
             f"{fmt.scaled(shape.parameters)}: {layers} of {fmt.count(shape.d_model)}",
             f"{fmt.count(plan.batch.sequences)} x {fmt.count(plan.batch.length)} tokens",
             summary_of(plan.remat),
+            f"every {fmt.counted(plan.forecast.goodput.every_steps, 'step')}",
         )
         columns.append(column)
     rows, processes = [*zip(*columns, strict=True)], fmt.counted(small.hosts, "process", "es")
