@@ -231,19 +231,19 @@ def test_orch_status_finds_a_run_by_key_prefix_or_path(orch: RunOrch, tmp_path: 
         ("cancelled", 0, "a line\n", "orch resume it"),
         ("failed", 3, "a line\n", "orch resume it"),
         ("failed", 0, "a line\n", "orch logs it"),
-        ("failed", 0, "", "orch resume it"),
+        ("failed", 0, "", "orch doctor"),
     ],
 )
 def test_the_next_command_depends_on_the_state(
     tmp_path: Path, state: EndState, steps: int, log: str, following: str
 ) -> None:
-    """A failed run without logs is resumed; one with logs is looked at."""
+    """What failed before its first step is looked at, not resumed: it would fail so again."""
     writer = claimed_run(tmp_path)
     write_steps(writer.journal.path, writer.start_attempt(tiny_plan()), range(steps))
     writer.journal.paths.driver_log(2).write_text(log)
     writer.end_attempt("cancelled")
     writer.end_run(state)
-    command = f"{following} --storage {tmp_path}"
+    command = following + f" --storage {tmp_path}" * following.endswith("it")
     assert next_run_command(writer.run(), "it", tmp_path) == command
 
 

@@ -195,12 +195,10 @@ def _named(text: str, path: Path) -> str:
 
 def _edited(text: str, keys: Sequence[str], value: str) -> str:
     """Return YAML with a value under a path of keys, or without it where the value is null."""
-    node: yaml.Node = yaml.compose(text, Loader=yaml.BaseLoader)
-    holder, pair, rest = node, None, list(keys)
+    node: Any = yaml.compose(text, Loader=yaml.BaseLoader)
+    holder, pair, rest, unset = node, None, list(keys), value.strip() in NULLS
     while rest and (found := _entry(node, rest[0])):
-        holder, pair, rest = node, found, rest[1:]
-        node = found[1]
-    unset = value in NULLS
+        holder, pair, node, rest = node, found, found[1], rest[1:]
     if rest and unset:
         return text
     if unset and pair and len(holder.value) > 1:
@@ -233,7 +231,7 @@ def _entry(node: yaml.Node, key: str) -> tuple[yaml.Node, yaml.Node] | None:
     return next((pair for pair in pairs if pair[0].value == key), None)
 
 
-def _without(text: str, mapping: yaml.Node, pair: tuple[yaml.Node, yaml.Node]) -> str:
+def _without(text: str, mapping: Any, pair: tuple[yaml.Node, yaml.Node]) -> str:
     start, end = pair[0].start_mark.index, _end(text, pair[1])
     if not mapping.flow_style:
         start = text.rfind("\n", 0, start) + 1

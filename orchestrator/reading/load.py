@@ -321,7 +321,7 @@ def _at(node: Node | None, key: str) -> Node | None:
             node = node.items[int(name)]
         else:
             entry = node.entries.get(name) if isinstance(node, Mapping) else None
-            node = entry and entry.node
+            node = entry.node if entry else None
     return node
 
 

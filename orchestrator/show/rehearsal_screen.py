@@ -79,24 +79,21 @@ def result_screen(run: Run, plan: Plan, record: str, next_command: str) -> ui.Sc
     rows = [("" if i else "why", line) for i, line in enumerate(run.detail.splitlines())]
     recent, step_s, profile = run.recent, plan.forecast.step_s.unoverlapped, plan.chip_profile
     if recent:
-        measured = f"{fmt.seconds(recent.step_s)} a step"
-        mfu = f"MFU {fmt.percent(recent.mfu)}" if recent.mfu is not None else ""
-        if run.rehearsal:
-            measured += f", the median of {recent.steps}"
-        between = "; " if run.rehearsal else ", "
-        rows.append(("measured", between.join(filter(None, (measured, mfu)))))
+        measured = [f"{fmt.seconds(recent.step_s)} a step, the median of {recent.steps}"]
+        measured += [f"MFU {fmt.percent(recent.mfu)}"] if recent.mfu is not None else []
+        rows.append(("measured", "; ".join(measured)))
     if recent and run.rehearsal and profile is None:
         why = "--no-calibrate skipped the calibration of this machine"
         if run.pods != run.requested_pods:
             why = "this number of pods is not calibrated"
         rows.append(("expected", f"unknown: {why}, so MFU is unknown too"))
-    elif recent and run.rehearsal and profile:
-        # The forecast for this machine, and how far the measurement is from it.
-        mfu = f" MFU {fmt.percent(plan.forecast.mfu.unoverlapped)},"
-        source = f"from this machine's profile {short(profile)}"
-        away = f"measured is {fmt.off(recent.step_s, step_s, 'that')}"
+    state = f"{run.run}: {run.state}, {run.steps_done} of {run.steps} steps"
+    if recent and run.rehearsal and profile:
+        state += f", each takes {fmt.off(recent.step_s, step_s, 'expected')}"
+        mfu = f", MFU {fmt.percent(plan.forecast.mfu.unoverlapped)}"
         known = mfu if plan.ledger_describes_trainer else ""
-        rows.append(("expected", f"{fmt.seconds(step_s)}; {away};{known} {source}"))
+        source = f"from this machine's profile {short(profile)}"
+        rows.append(("expected", f"{fmt.seconds(step_s)} a step{known}, {source}"))
         # An idle machine does not explain more than this.
         rows += [("", _BUSY)] if abs(recent.step_s / step_s - 1) > _CLOSE else []
     places = [f"journal  {run.journal}"]
@@ -104,9 +101,8 @@ def result_screen(run: Run, plan: Plan, record: str, next_command: str) -> ui.Sc
         first, end = run.profile
         steps = f"step {first}" if end == first + 1 else f"steps {first} to {end - 1}"
         places.append(f"profile  {run.journal}/profile, an XProf trace of {steps}")
-    state = f"{run.run}: {run.state}, {run.steps_done} of {run.steps} steps"
     commands = (ui.Command(text) for text in (*places, record))
-    return ui.screen([state, _labels(rows), *commands, *ui.next_step(next_command)])
+    return ui.screen([ui.heading(state), _labels(rows), *commands, *ui.next_step(next_command)])
 
 
 def cluster_screen(
