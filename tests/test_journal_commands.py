@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ from orchestrator.journal import liveness
 from orchestrator.journal.events import AttemptEnded, AttemptStarted, Ended, Pending
 from orchestrator.journal.run_journal import prediction_of
 from orchestrator.journal.run_state import Observation, StepSummary, build_run
+from orchestrator.run import follow
 from orchestrator.run.progress import Tracked
 from orchestrator.show import rehearsal_screen, status_screen
 from orchestrator.show.machine_screens import weights_screen
@@ -245,6 +247,39 @@ def test_the_next_command_depends_on_the_state(
     writer.end_run(state)
     command = following + f" --storage {tmp_path}" * following.endswith("it")
     assert next_run_command(writer.run(), "it", tmp_path) == command
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "report", "cancel", "resume"])
+def test_without_a_name_the_newest_run_is_meant_and_named(
+    orch: RunOrch, tmp_path: Path, command: str
+) -> None:
+    """To cancel it is the newest that goes on; nothing is removed without a name."""
+    at = ("--storage", str(tmp_path))
+    assert orch("rm", *at).returncode == 2
+    assert f"no run in {tmp_path}; there are no runs yet" in orch(command, *at).stderr
+    for key in ("older", "newer"):
+        claimed_run(tmp_path, key=key)
+    first, *_ = orch(command, *at).stderr.splitlines()
+    assert first == f"newest run{' that goes on' * (command == 'cancel')}: newer"
+
+
+def test_a_status_is_followed_to_the_end_of_the_run(
+    orch: RunOrch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its steps are shown as they come, and then how it ended."""
+    writer = claimed_run(tmp_path)
+    attempt = writer.start_attempt(tiny_plan())
+
+    def go_on(_: float) -> None:
+        write_steps(writer.journal.path, attempt, range(3))
+        writer.end_attempt("succeeded")
+        writer.end_run("succeeded")
+
+    monkeypatch.setattr(follow, "time", SimpleNamespace(sleep=go_on))
+    done = orch("status", "it", "-f", "--storage", str(tmp_path))
+    assert done.returncode == 0
+    assert "step   1 of 100" in done.stdout
+    assert done.stdout.index("step   1 of 100") < done.stdout.index("it: succeeded")
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "cancel", "rm"])
