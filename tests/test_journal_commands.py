@@ -272,7 +272,7 @@ def test_a_status_is_followed_to_the_end_of_the_run(
 
     def go_on(_: float) -> None:
         write_steps(writer.journal.path, attempt, range(3))
-        writer.end_attempt("succeeded")
+        writer.end_attempt("finished")
         writer.end_run("succeeded")
 
     monkeypatch.setattr(follow, "time", SimpleNamespace(sleep=go_on))

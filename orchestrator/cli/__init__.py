@@ -1,12 +1,14 @@
 """The command line: commands parse arguments, call the API and print what it returns."""
 
 import sys
+from collections.abc import Collection
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 
+import orchestrator as orch_api
 from orchestrator import storage
 from orchestrator.errors import Interrupted, OrchError, UnknownRun, Usage
 from orchestrator.run.progress import RUNS
@@ -182,21 +184,15 @@ STORAGE = click.option(
 )  # fmt: skip
 
 
-def or_newest(run: str | None, storage: Path, *, live: bool = False) -> str:
-    """Return the run that was named, else the newest, and say which; with `live`, one that goes on
-    comes first.
-    """
+def or_newest(run: str | None, storage: Path, states: Collection[str] = ()) -> str:
+    """Return the run that was named, else the newest, and name it: in one of the states, if any."""
     if run is not None:
         return run
-    # Heavy to import, and needed only where no run is named.
-    from orchestrator.journal.listing import list_runs  # noqa: PLC0415
-    from orchestrator.values.run import LIVE  # noqa: PLC0415
-
-    found, _ = list_runs(storage)
+    found = orch_api.runs(storage)
     if not found:
         raise UnknownRun("run", "", [], storage)
-    chosen = next((entry for entry in found if live and entry.state in LIVE), found[0])
-    which = "newest run that goes on" if live and chosen.state in LIVE else "newest run"
+    chosen = next((entry for entry in found if entry.state in states), found[0])
+    which = "newest run that goes on" if chosen.state in states else "newest run"
     echo(f"{which}: {chosen.run}", err=True)
     return chosen.run
 

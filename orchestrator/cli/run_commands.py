@@ -203,7 +203,7 @@ def cancel_command(run: str | None, storage: Path, now: bool, as_json: bool) -> 
 
     Example: orch cancel llama3-70b-4pod-3f9a1c07-1
     """
-    run = or_newest(run, storage, live=True)
+    run = or_newest(run, storage, LIVE)
     results = orch.cancel(run, storage, at_once=now)
     if as_json:
         found = orch.status(run, storage)

@@ -166,10 +166,10 @@ def _changed(source: Path, path: Path, base: Path, overrides: Sequence[str]) -> 
     written = SpecText(str(path), tuple(text.splitlines()))
     if load(written, (), base) != replace(spec, overrides=()):
         text = spec_text(spec)  # without comments, rather than another spec
-    for key, file in files_named(nodes.parse(written)[0]):
+    for keys, file in files_named(nodes.parse(written)[0]):
         if base != path.parent and not is_address(file) and not Path(file).is_absolute():
             there = Path(os.path.relpath(base / file, path.parent))
-            text = _edited(text, key.split("."), there.as_posix())
+            text = _edited(text, [str(key) for key in keys], there.as_posix())
     return _named(_HEAD.sub("", text, count=1), path)
 
 

@@ -3,7 +3,7 @@
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -303,26 +303,17 @@ def _input_paths(spec: Spec) -> Iterator[tuple[str, str]]:
     yield from _data_paths(spec)
 
 
-_FILES = (_CONFIG, _CHIP_FILE, _START, "experiment.data.path", "run.evaluation.path")
-
-
-def files_named(root: Node) -> Iterator[tuple[str, str]]:
+def files_named(node: Node, key: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
     """Yield the key and path of each file that a spec names, as it is written."""
-    stages = _at(root, "experiment.stages")
-    count = len(stages.items) if isinstance(stages, SequenceNode) else 0
-    for key in (*_FILES, *(f"experiment.stages.{number}.data.path" for number in range(count))):
-        if isinstance(found := _at(root, key), Scalar):
-            yield key, found.text
-
-
-def _at(node: Node | None, key: str) -> Node | None:
-    for name in key.split("."):
-        if isinstance(node, SequenceNode):
-            node = node.items[int(name)]
-        else:
-            entry = node.entries.get(name) if isinstance(node, Mapping) else None
-            node = entry.node if entry else None
-    return node
+    if isinstance(node, Scalar) and key[-1] in {"path", "huggingface", "file"}:
+        yield key, node.text
+    inside: Iterable[tuple[str | int, Node]] = ()
+    if isinstance(node, Mapping):
+        inside = ((name, entry.node) for name, entry in node.entries.items())
+    elif isinstance(node, SequenceNode):
+        inside = enumerate(node.items)
+    for name, value in inside:
+        yield from files_named(value, (*key, name))
 
 
 # Reads a chip from a TOML file of the user's own, and says everything that is wrong with it.

@@ -10,9 +10,6 @@ from orchestrator.values.plan import Estimate, Plan
 from orchestrator.values.run import Run
 
 _OF_MACHINE = {"unsteady_profile"}  # warnings about a rehearsal's own forecast
-_LARGEST = 4  # lines of a forecast that are named
-_CLOSE = 0.25  # how far the forecast of an idle machine may be off
-_BUSY = "Other work on this machine changes either; orch calibrate measures it again"
 _VERSIONS = ("python", "jax", "libtpu", "ray", "code")
 
 
@@ -54,7 +51,7 @@ def _labels(rows: Sequence[ui.Row]) -> ui.Table:
 
 
 def _expectation(plan: Plan) -> list[ui.Row]:
-    """Return the expected step on this machine, its parts, and the peak that its MFU is over."""
+    """Return the expected step on this machine."""
     if plan.chip_profile is None:
         return []
     forecast, step_s = plan.forecast, plan.forecast.step_s
@@ -63,15 +60,9 @@ def _expectation(plan: Plan) -> list[ui.Row]:
         expected += f" ({fmt.span(fmt.seconds(step_s.low), fmt.seconds(step_s.high))})"
     if not plan.ledger_describes_trainer:  # its step was measured; its parts and FLOPs are unknown
         return [("expected", f"{expected} a step")]
-    shares = ((line.name, line.value / step_s.unoverlapped) for line in forecast.time[:_LARGEST])
-    # The peak of this machine, which takes the place of a chip's.
-    peak = fmt.with_unit(forecast.peak_flops_per_s * plan.devices, "FLOP/s")
-    measured = f"measured on this machine (profile {short(plan.chip_profile)})"
-    return [
-        ("expected", f"{expected} a step, MFU {fmt.percent(forecast.mfu.unoverlapped)}"),
-        ("", ", ".join(f"{name} {fmt.percent(share)}" for name, share in shares)),
-        ("peak", f"{peak} in {plan.precision.compute} on all devices together, {measured}"),
-    ]
+    mfu = f"MFU {fmt.percent(forecast.mfu.unoverlapped)} of this machine's peak"
+    source = f"measured here (profile {short(plan.chip_profile)})"
+    return [("expected", f"{expected} a step, {mfu}, {source}")]
 
 
 def result_screen(run: Run, plan: Plan, record: str, next_command: str) -> ui.Screen:
@@ -94,8 +85,6 @@ def result_screen(run: Run, plan: Plan, record: str, next_command: str) -> ui.Sc
         known = mfu if plan.ledger_describes_trainer else ""
         source = f"from this machine's profile {short(profile)}"
         rows.append(("expected", f"{fmt.seconds(step_s)} a step{known}, {source}"))
-        # An idle machine does not explain more than this.
-        rows += [("", _BUSY)] if abs(recent.step_s / step_s - 1) > _CLOSE else []
     places = [f"journal  {run.journal}"]
     if run.profile:
         first, end = run.profile
