@@ -17,10 +17,10 @@ from orchestrator.journal.events import AttemptEnded, AttemptStarted, Ended, Pen
 from orchestrator.journal.run_journal import prediction_of
 from orchestrator.journal.run_state import Observation, StepSummary, build_run
 from orchestrator.run import follow
-from orchestrator.run.progress import Tracked
+from orchestrator.run.progress import Notice, Tracked
 from orchestrator.show import rehearsal_screen, status_screen
 from orchestrator.show.machine_screens import weights_screen
-from orchestrator.show.progress import _tracked_text
+from orchestrator.show.progress import Display, _tracked_text
 from orchestrator.show.status_screen import next_run_command
 from orchestrator.values.run import (
     EndState,
@@ -119,6 +119,20 @@ def test_a_rehearsal_result_says_why_nothing_was_expected(pods: int, expected: s
     run = status_of(START, rehearsal=True, pods=pods, requested_pods=4)
     shown = rehearsal_screen.result_screen(run, tiny_plan(), "mlflow.db", "orch report it-1")
     assert f"expected unknown: {expected}" in shown
+
+
+def test_a_rehearsal_says_its_result_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """And its plan in brief; a plan for chips is shown in whole."""
+    plan, run = tiny_plan(), status_of(START, rehearsal=True)
+    plan = replace(plan, chip_profile="0a1b2c3d" * 8)
+    first, measured, *_ = rehearsal_screen.result_screen(run, plan, "", "x").splitlines()
+    assert first == f"it-1: {run.state}, {run.steps_done} of {run.steps} steps"
+    assert measured.startswith("measured ")
+    for address, whole in ((None, False), ("http://h:8265", True)):
+        display = Display()
+        display(Notice("started", name="it", address=address, named_by="RAY_ADDRESS", study=None))
+        display(Notice("planned", plan=plan))
+        assert ("time per step" in capsys.readouterr().out) == whole
 
 
 def test_a_run_that_is_not_recorded_yet_names_the_commands_that_record_and_show_it() -> None:

@@ -71,16 +71,16 @@ def result_screen(run: Run, plan: Plan, record: str, next_command: str) -> ui.Sc
     recent, step_s, profile = run.recent, plan.forecast.step_s.unoverlapped, plan.chip_profile
     if recent:
         measured = [f"{fmt.seconds(recent.step_s)} a step, the median of {recent.steps}"]
+        if run.rehearsal and profile:
+            measured.append(fmt.off(recent.step_s, step_s, "expected"))
         measured += [f"MFU {fmt.percent(recent.mfu)}"] if recent.mfu is not None else []
         rows.append(("measured", "; ".join(measured)))
-    if recent and run.rehearsal and profile is None:
+    if recent and run.rehearsal and not profile:
         why = "--no-calibrate skipped the calibration of this machine"
         if run.pods != run.requested_pods:
             why = "this number of pods is not calibrated"
         rows.append(("expected", f"unknown: {why}, so MFU is unknown too"))
-    state = f"{run.run}: {run.state}, {run.steps_done} of {run.steps} steps"
-    if recent and run.rehearsal and profile:
-        state += f", each takes {fmt.off(recent.step_s, step_s, 'expected')}"
+    elif recent and run.rehearsal and profile:
         mfu = f", MFU {fmt.percent(plan.forecast.mfu.unoverlapped)}"
         known = mfu if plan.ledger_describes_trainer else ""
         source = f"from this machine's profile {short(profile)}"
@@ -90,6 +90,7 @@ def result_screen(run: Run, plan: Plan, record: str, next_command: str) -> ui.Sc
         first, end = run.profile
         steps = f"step {first}" if end == first + 1 else f"steps {first} to {end - 1}"
         places.append(f"profile  {run.journal}/profile, an XProf trace of {steps}")
+    state = f"{run.run}: {run.state}, {run.steps_done} of {run.steps} steps"
     commands = (ui.Command(text) for text in (*places, record))
     return ui.screen([ui.heading(state), _labels(rows), *commands, *ui.next_step(next_command)])
 
