@@ -114,7 +114,10 @@ def require(extra: str) -> None:
 
 
 def install_command(extra: str) -> str:
-    """Return what installs an extra, from the wheel or folder that pip installed orch from."""
+    """Return what installs an extra, from the wheel or folder that pip installed orch from.
+
+    No package index carries this project: where pip left no record, a person names the wheel.
+    """
     record = metadata.distribution("orch").read_text("direct_url.json")
-    origin = f" @ {json.loads(record)['url']}" if record else ""
-    return f"pip install 'orch[{extra}]{origin}'"
+    origin = json.loads(record)["url"] if record else "file:///PATH/TO/WHEEL"
+    return f"pip install 'orch[{extra}] @ {origin}'"

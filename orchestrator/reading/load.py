@@ -38,7 +38,7 @@ def load(path: Path | SpecText, overrides: Sequence[str] = (), folder: Path | No
     root, problems = nodes.parse(source)
     if isinstance(root, Mapping):  # a study, a model, or one without its section, is one mistake
         if model := root.entries.get("architectures") or root.entries.get("model_type"):
-            message = f"is a key of a model of Hugging Face: {source.name} is no spec"
+            message = "has the keys of a model of Hugging Face, must be a spec"
             hint = f"{model_command(source.name)} makes a spec that trains it"
             raise SpecProblems([model.key_place.problem("is-a-model", "", message, hint)])
         if study := root.entries.get("study"):
