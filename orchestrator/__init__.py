@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from orchestrator.run.records import ui as ui
     from orchestrator.run.runs import cancel as cancel
     from orchestrator.run.runs import compare as compare
+    from orchestrator.run.runs import follow as follow
     from orchestrator.run.runs import follow_logs as follow_logs
     from orchestrator.run.runs import logs as logs
     from orchestrator.run.runs import remove as remove
@@ -69,7 +70,7 @@ _MODULES = {
     "run.exports": "export export_maxtext export_weights import_maxtext pack schema",
     "run.proofs": "explain prove prove_diff prove_less_recompute prove_stages score",
     "run.records": "sync ui",
-    "run.runs": "cancel compare follow_logs logs remove report runs status studies",
+    "run.runs": "cancel compare follow follow_logs logs remove report runs status studies",
     "run.specs": "create_spec deadline_odds diff is_study key_help known_proof load offers plan"
     " plans",
     "run.studies": "study submit_study",

@@ -94,22 +94,13 @@ class UnknownRun(UnknownName):
     def __init__(self, kind: str, name: object, known: list[str], folder: object) -> None:
         super().__init__(kind, name, known)
         runs = f"known: {', '.join(known)}" if known else "there are no runs yet"
-        self.args = (f"no {kind} in {folder} begins with {name!r}; {runs}",)
+        begins = f" begins with {name!r}" if name else ""
+        self.args = (f"no {kind} in {folder}{begins}; {runs}",)
         self.next_command = "" if known else "orch submit SPEC"
 
 
-def install_command(extra: str) -> str:
-    """What installs an extra. It names the wheel, because no package index carries this project."""
-    return f"pip install 'orch[{extra}] @ file:///PATH/TO/WHEEL'"
-
-
 class MissingExtra(OrchError):
-    """Optional packages are not installed. `extra` installs them."""
-
-    def __init__(self, extra: str, packages: list[str]) -> None:
-        self.extra, self.packages = extra, packages
-        missing = f"not installed here: {', '.join(packages)}"
-        super().__init__(missing, next_command=install_command(extra))
+    """Optional packages are not installed. The next command installs the extra that has them."""
 
 
 class ProofUnavailable(OrchError):

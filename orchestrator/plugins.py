@@ -2,6 +2,7 @@
 in an installed package, or `package.module:attribute` (for a trainer, a module).
 """
 
+import json
 import re
 import sys
 from collections.abc import Mapping
@@ -86,6 +87,7 @@ PACKAGES = {
     "run": ("jax", "optax", "orbax", "safetensors", "ray", "mlflow"),
     "score": ("scipy",),
     "bucket": ("obstore",),
+    "data": ("tokenizers",),
 }
 
 _PINNED = re.compile(r"([\w.-]+)(?:\[[^]]*\])?==([\w.]+)(?:;.*)?")
@@ -105,4 +107,15 @@ def missing(extra: str) -> list[str]:
 def require(extra: str) -> None:
     """Refuse to go on without an extra; the error says how to install it."""
     if absent := missing(extra):
-        raise MissingExtra(extra, absent)
+        missing_packages = f"not installed here: {', '.join(absent)}"
+        raise MissingExtra(missing_packages, next_command=install_command(extra))
+
+
+def install_command(extra: str) -> str:
+    """Return what installs an extra, from the wheel or folder that pip installed orch from.
+
+    No package index carries this project: where pip left no record, a person names the wheel.
+    """
+    record = metadata.distribution("orch").read_text("direct_url.json")
+    origin = json.loads(record)["url"] if record else "file:///PATH/TO/WHEEL"
+    return f"pip install 'orch[{extra}] @ {origin}'"

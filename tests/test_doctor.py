@@ -11,11 +11,15 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from orchestrator.launch.hosts import backend
 from orchestrator.run import doctor
+from orchestrator.run.cluster import refusal_note
 from orchestrator.show import machine_screens as render
 from orchestrator.values.run import Finding, HealthReport
 from tests.conftest import RunOrch
 from tests.journals import claimed_run
+
+TINY = "specs/tiny_2pod.yaml"
 
 
 def test_doctor_finds_this_machine_fit(orch: RunOrch, tmp_path: Path) -> None:
@@ -136,3 +140,25 @@ def test_commands_and_runs_are_completed(tmp_path: Path) -> None:
     assert completed("orch", "doc") == "plain,doctor"
     assert completed("orch", "status", "ti") == "plain,tiny-2pod-1"
     assert completed("orch", "status", "other") == ""
+
+
+def test_what_a_cluster_refused_is_repeated_until_it_refuses_nothing(
+    orch: RunOrch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusal names the slices that are missing, and the command that repeats it."""
+    monkeypatch.setattr(backend, "_ANSWER_LIMIT_S", 0.0)
+    meeting = tmp_path / "meeting"
+    meeting.mkdir()
+    settings = ("--set", "cluster.backend=hosts", "--set", f"run.storage={tmp_path}")
+    asked = ("submit", TINY, *settings, "--address", str(meeting), "--code", "installed", "--yes")
+    refused = orch(*asked)
+    assert "it lacks 2 slices of v5e 2x2" in refused.stderr
+    next_command = f"orch doctor --address {meeting}"
+    assert refused.stderr.splitlines()[-1] == f"Next: {next_command}"
+    monkeypatch.setattr(doctor, "_devices", lambda: doctor._good("devices", "none"))
+    found = {each.name: each for each in doctor.doctor(tmp_path, address=str(meeting)).findings}
+    assert found["cluster"].health == "good"
+    assert found["refusal"].health == "limited"
+    assert "it lacks 2 slices of v5e 2x2" in found["refusal"].detail
+    refusal_note().unlink()
+    assert "refusal" not in {each.name for each in doctor.doctor(tmp_path).findings}

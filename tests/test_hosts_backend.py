@@ -129,7 +129,7 @@ def test_a_rank_that_is_killed_before_its_first_heartbeat_is_named(
         assert run_to_end(first) == 0
     run = first.writer.run()
     assert reasons(run) == ["failure", "finished"]
-    died = "rank 1 was killed by SIGKILL (host slice-1-0 at 127.0.0.1, slice slice-1)"
+    died = "rank 1 was killed (signal 9) (host slice-1-0 at 127.0.0.1, slice slice-1)"
     assert run.attempts[0].first_dead_rank == 1
     assert run.attempts[0].error == f"{died}, before its first heartbeat"
 
@@ -596,6 +596,35 @@ def test_a_rehearsal_trains_without_ray(tmp_path: Path, orch_process: RunOrch) -
     assert done.returncode == 0, done.stderr
     run = json.loads(done.stdout)
     assert (run["state"], run["steps_done"]) == ("succeeded", 3)
+
+
+@pytest.mark.chaos
+def test_a_killed_rehearsal_goes_on_from_a_save_at_the_interval_of_the_spec(
+    tmp_path: Path, orch_process: RunOrch
+) -> None:
+    """Its 600 steps have a save every 100, as the 300 of the spec have one every 50."""
+    settings = (f"run.storage={tmp_path}", "cluster.backend=hosts", "run.trainer=mlp")
+    sets = [word for setting in settings for word in ("--set", setting)]
+    quick = ("--no-prove", "--no-calibrate", "--steps", "600")
+    orch_path = str(Path(sys.executable).with_name("orch"))
+    command = [orch_path, "submit", "specs/tiny_2pod.yaml", *sets, *quick]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as submitting:
+        eventually(lambda: journal.list_journals(tmp_path), 300)
+        [recorded] = journal.list_journals(tmp_path)
+        eventually(lambda: recorded.state().saves, 300)
+        driver_process = recorded.run().driver
+        assert driver_process is not None
+        os.kill(driver_process.pid, signal.SIGKILL)
+        out, _ = submitting.communicate(timeout=300)
+    assert "the driver was killed (signal 9)" in out
+    assert "saves    every 50 steps" in out
+    assert out.splitlines()[-1].startswith("Next: orch resume ")
+    saved = recorded.state().saves[-1].step
+    done = orch_process("resume", "--storage", str(tmp_path), timeout_s=300)
+    assert done.returncode == 0, done.stderr
+    assert saved % 100 == 0
+    assert f", {saved} steps restored" in done.stdout
+    assert recorded.run().state == "succeeded"
 
 
 @pytest.mark.chaos

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,10 +16,11 @@ from orchestrator.journal import liveness
 from orchestrator.journal.events import AttemptEnded, AttemptStarted, Ended, Pending
 from orchestrator.journal.run_journal import prediction_of
 from orchestrator.journal.run_state import Observation, StepSummary, build_run
-from orchestrator.run.progress import Tracked
+from orchestrator.run import follow
+from orchestrator.run.progress import Notice, Tracked
 from orchestrator.show import rehearsal_screen, status_screen
 from orchestrator.show.machine_screens import weights_screen
-from orchestrator.show.progress import _tracked_text
+from orchestrator.show.progress import Display, _tracked_text
 from orchestrator.show.status_screen import next_run_command
 from orchestrator.values.run import (
     EndState,
@@ -117,6 +119,20 @@ def test_a_rehearsal_result_says_why_nothing_was_expected(pods: int, expected: s
     run = status_of(START, rehearsal=True, pods=pods, requested_pods=4)
     shown = rehearsal_screen.result_screen(run, tiny_plan(), "mlflow.db", "orch report it-1")
     assert f"expected unknown: {expected}" in shown
+
+
+def test_a_rehearsal_says_its_result_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """And its plan in brief; a plan for chips is shown in whole."""
+    plan, run = tiny_plan(), status_of(START, rehearsal=True)
+    plan = replace(plan, chip_profile="0a1b2c3d" * 8)
+    first, measured, *_ = rehearsal_screen.result_screen(run, plan, "", "x").splitlines()
+    assert first == f"it-1: {run.state}, {run.steps_done} of {run.steps} steps"
+    assert measured.startswith("measured ")
+    for address, whole in ((None, False), ("http://h:8265", True)):
+        display = Display()
+        display(Notice("started", name="it", address=address, named_by="RAY_ADDRESS", study=None))
+        display(Notice("planned", plan=plan))
+        assert ("time per step" in capsys.readouterr().out) == whole
 
 
 def test_a_run_that_is_not_recorded_yet_names_the_commands_that_record_and_show_it() -> None:
@@ -231,20 +247,53 @@ def test_orch_status_finds_a_run_by_key_prefix_or_path(orch: RunOrch, tmp_path: 
         ("cancelled", 0, "a line\n", "orch resume it"),
         ("failed", 3, "a line\n", "orch resume it"),
         ("failed", 0, "a line\n", "orch logs it"),
-        ("failed", 0, "", "orch resume it"),
+        ("failed", 0, "", "orch doctor"),
     ],
 )
 def test_the_next_command_depends_on_the_state(
     tmp_path: Path, state: EndState, steps: int, log: str, following: str
 ) -> None:
-    """A failed run without logs is resumed; one with logs is looked at."""
+    """What failed before its first step is looked at, not resumed: it would fail so again."""
     writer = claimed_run(tmp_path)
     write_steps(writer.journal.path, writer.start_attempt(tiny_plan()), range(steps))
     writer.journal.paths.driver_log(2).write_text(log)
     writer.end_attempt("cancelled")
     writer.end_run(state)
-    command = f"{following} --storage {tmp_path}"
+    command = following + f" --storage {tmp_path}" * following.endswith("it")
     assert next_run_command(writer.run(), "it", tmp_path) == command
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "report", "cancel", "resume"])
+def test_without_a_name_the_newest_run_is_meant_and_named(
+    orch: RunOrch, tmp_path: Path, command: str
+) -> None:
+    """To cancel it is the newest that goes on; nothing is removed without a name."""
+    at = ("--storage", str(tmp_path))
+    assert orch("rm", *at).returncode == 2
+    assert f"no run in {tmp_path}; there are no runs yet" in orch(command, *at).stderr
+    for key in ("older", "newer"):
+        claimed_run(tmp_path, key=key)
+    first, *_ = orch(command, *at).stderr.splitlines()
+    assert first == f"newest run{' that goes on' * (command == 'cancel')}: newer"
+
+
+def test_a_status_is_followed_to_the_end_of_the_run(
+    orch: RunOrch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its steps are shown as they come, and then how it ended."""
+    writer = claimed_run(tmp_path)
+    attempt = writer.start_attempt(tiny_plan())
+
+    def go_on(_: float) -> None:
+        write_steps(writer.journal.path, attempt, range(3))
+        writer.end_attempt("finished")
+        writer.end_run("succeeded")
+
+    monkeypatch.setattr(follow, "time", SimpleNamespace(sleep=go_on))
+    done = orch("status", "it", "-f", "--storage", str(tmp_path))
+    assert done.returncode == 0
+    assert "step   1 of 100" in done.stdout
+    assert done.stdout.index("step   1 of 100") < done.stdout.index("it: succeeded")
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "cancel", "rm"])

@@ -164,7 +164,7 @@ def test_the_backends_error_counts_where_no_rank_has_one(tmp_path: Path) -> None
 
 DEAD = DeadRank(rank=1, host="h", slice_name="pod-1", how=describe_exit(-9))
 DEATH = AttemptEvent(ended=True, error=DEAD.error, dead=(DEAD,))
-UNSEEN = "rank 1 was killed by SIGKILL (host h, slice pod-1), before its first heartbeat"
+UNSEEN = "rank 1 was killed (signal 9) (host h, slice pod-1), before its first heartbeat"
 
 
 @pytest.mark.usefixtures("elsewhere")
@@ -202,8 +202,8 @@ def test_a_rank_that_died_unseen_with_its_slice_is_named(tmp_path: Path) -> None
     ("code", "how"),
     [
         (3, "ended with exit code 3"),
-        (-11, "was killed by SIGSEGV"),
-        (-70, "was killed by signal 70"),
+        (-11, "was killed (signal 11)"),
+        (-70, "was killed (signal 70)"),
     ],
 )
 def test_how_a_process_ended_is_said_in_words(code: int, how: str) -> None:

@@ -109,7 +109,7 @@ def test_what_a_cluster_cannot_serve_is_refused_with_all_that_is_missing(
     secrets = ("--set", "run.secrets=[HF_TOKEN, NO_SUCH_TOKEN]")
     done = two.orch(*two.submit(tmp_path, *TWO_HOSTS, *more, *secrets, "--yes"))
     assert done.returncode == 1, done.stderr
-    assert "6 of v5p 2x2x2 requested, 2 present, 2 free: 4 missing" in done.stderr
+    assert "it lacks 4 slices of v5p 2x2x2: 6 of v5p 2x2x2 requested" in done.stderr
     assert "NO_SUCH_TOKEN is not in the environment of 5 of 5 hosts" in done.stderr
     code = two.folder.glob("ray/session_2*/runtime_resources*/working_dir_files/*/orchestrator")
     assert len(list(code)) == 5, "each host unpacks the code for itself"

@@ -53,9 +53,8 @@ def test_a_cluster_that_can_serve_has_no_fault() -> None:
 def test_missing_slices_are_counted() -> None:
     """Asked, present, free, missing, and what the cluster has instead."""
     few = replace(SURVEY, present=3, free=1)
-    assert asked(few).faults == [
-        "slices: 4 of v5p 2x2x2 requested, 3 present, 1 free: 1 missing; it has 2 of v5p-32"
-    ]
+    lacks = "slices: it lacks 1 slice of v5p 2x2x2: 4 of v5p 2x2x2 requested, 3 present, 1 free"
+    assert asked(few).faults == [f"{lacks}; it has 2 of v5p-32"]
     assert asked(replace(few, others={})).faults[0].endswith("; it has no other slices")
 
 

@@ -20,6 +20,7 @@ from orchestrator.planning.rehearsal import _Rehearsal, rehearse
 from orchestrator.processes import emulated_devices
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
+from orchestrator.values.run_options import CheckpointOptions
 from orchestrator.values.spec import MeshRequest, Pods, Spec
 from tests.conftest import ROOT
 from tests.example_specs import TINY, spec_of
@@ -156,8 +157,30 @@ def test_steps_decide_the_tokens_and_leave_room_for_a_checkpoint() -> None:
     """A rehearsal saves on its way, and warms up within its steps."""
     _, small = rehearsed(ROOT / "specs/llama3_70b_4pod.yaml", steps=50)
     assert small.plan.tokens == 50 * small.plan.batch.tokens
-    assert small.spec.run.checkpoint.every == 25
+    assert small.spec.run.checkpoint.every == 10  # the run saves every 200 of 1,000
     assert small.plan.optimizer.warmup_steps == 13
+
+
+@pytest.mark.parametrize(
+    ("every", "run_steps", "here", "said"),
+    [
+        (100, 1_000, 2, False),
+        (250, 1_000, 5, False),
+        (None, 1_000, 10, True),  # the best interval is longer than half of the run
+        (1_000, 1_000, 10, True),
+        (200, 3_000_000, 2, True),
+    ],
+)
+def test_saves_are_in_proportion_to_the_steps_or_it_is_said(
+    every: int | None, run_steps: int, here: int, said: bool
+) -> None:
+    """Of 20 steps there are two saves to ten."""
+    asked = spec_of(TINY, chip="v5e", topology="2x2", pods=2, sequences=32, length=64)
+    options = replace(asked.run, steps=run_steps, checkpoint=CheckpointOptions(every=every))
+    asked = replace(asked, run=options)
+    small = rehearse(asked, make_plan(asked), steps=20)
+    assert small.spec.run.checkpoint.every == here == small.plan.forecast.goodput.every_steps
+    assert any("save" in change for change in small.changes) == said
 
 
 def test_a_rehearsal_may_shrink_as_its_plan_may() -> None:

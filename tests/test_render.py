@@ -283,7 +283,7 @@ def test_a_plan_in_brief_and_in_full(four_pods: list[Plan]) -> None:
     assert brief.split("\n\n")[:2] == top
     assert full.split("\n\n")[:2] == top
     assert brief.splitlines()[-2:] == [
-        "warning: 3 warnings, shown without --brief", "Next: x"
+        "warning: 3 warnings, shown by orch plan without --brief", "Next: x"
     ]  # fmt: skip
     assert len(brief.splitlines()) <= 12
     for line in plan.forecast.time:

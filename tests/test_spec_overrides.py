@@ -1,12 +1,18 @@
 """Specs: `--set key=value`."""
 
+import json
+import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from orchestrator.processes import resource
+from orchestrator.reading.examples import create
+from orchestrator.reading.load import load
 from orchestrator.reading.problems import Problem
 from orchestrator.values.spec import MeshRequest, Pods
-from tests.conftest import HoldGolden
+from tests.conftest import ROOT, HoldGolden, RunOrch
 from tests.spec_texts import COMPLETE, MINIMAL, load_text, problems_of, write
 
 
@@ -127,3 +133,82 @@ def test_all_overrides_are_told_at_once(tmp_path: Path) -> None:
     """Mistakes of notation and of content, in several overrides, come together."""
     problems = problems_of_overrides(tmp_path, "name=[", "run.steps=0", "zebra=1")
     assert [problem.line for problem in problems] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("null", ["null", "~"])
+def test_null_takes_a_key_out_of_the_file(tmp_path: Path, null: str) -> None:
+    """Whether the file has it or not; what must be there is missing then."""
+    path = write(tmp_path, f"{MINIMAL}run: {{steps: 7, checkpoint: {{every: 3}}}}\n")
+    loaded = load(path, [f"run.steps={null}", f"run.checkpoint.every={null}"])
+    assert (loaded.run.steps, loaded.run.checkpoint.every) == (None, 200)
+    assert load(path, [f"run.deadline={null}", f"tracking.experiment={null}"]).run.steps == 7
+    assert [wrong.code for wrong in problems_of(path, f"run.stepz={null}")] == ["unknown-key"]
+    assert [wrong.key for wrong in problems_of(path, f"runs.steps={null}")] == ["runs"]
+    [missing] = problems_of(path, f"experiment.batch.length={null}")
+    assert (missing.code, missing.key) == ("missing-key", "experiment.batch.length")
+
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+}
+CHANGES = (
+    ("run.steps=null",),
+    ("run.steps=33", "run.checkpoint={every: auto, keep: 2}", "tracking.experiment=a, b"),
+    ("experiment.batch.tolerance=null", "resources.mesh.fsdp=8", "name=other"),
+    ("experiment.optimizer={peak_lr: 2e-4}", "experiment.optimizer.warmup_steps=9"),
+    ("experiment.data=kind: synthetic", "run.checkpoint.every=7", "run.checkpoint.every=null"),
+    ("run.secrets=[HF_TOKEN, OTHER]", "run.secrets.0=FIRST"),
+)
+TEXTS = {path.stem: path for path in sorted((ROOT / "specs").glob("*.yaml"))}
+
+
+@pytest.mark.parametrize("overrides", CHANGES, ids=lambda changes: changes[0])
+@pytest.mark.parametrize("name", [*TEXTS, "starter"])
+def test_a_copy_is_what_its_overrides_make_of_the_spec_and_keeps_the_comments(
+    tmp_path: Path, name: str, overrides: tuple[str, ...]
+) -> None:
+    """Every line that no override changes is there to the letter."""
+    source = TEXTS.get(name) or resource("reading", "starter.yaml")
+    copy = tmp_path / "sub" / "copy.yaml"
+    copy.parent.mkdir()
+    assert create(copy, None if name == "starter" else str(source), overrides) == copy
+    made, meant = load(copy), load(source, overrides)
+    data = replace(meant.experiment.data, path=made.experiment.data.path)
+    experiment = replace(meant.experiment, data=data)
+    assert made == replace(meant, name="copy", overrides=(), experiment=experiment)
+    before = [line for line in source.read_text().splitlines() if line.startswith("#")][1:]
+    after = copy.read_text().splitlines()
+    assert [line for line in before if line not in after and ".yaml" not in line] == []
+
+
+def test_files_of_a_copy_are_found_from_its_new_place(tmp_path: Path) -> None:
+    config = tmp_path / "model" / "config.json"
+    config.parent.mkdir()
+    config.write_text(json.dumps(LLAMA))
+    first, second = tmp_path / "first.yaml", tmp_path / "deeper" / "second.yaml"
+    second.parent.mkdir()
+    create(first, None, ["experiment.model={huggingface: model/config.json}"])
+    create(second, str(first))
+    assert "{huggingface: ../model/config.json}  " in second.read_text()
+    assert load(first).experiment == load(second).experiment
+
+
+def test_a_model_given_as_a_spec_says_which_command_makes_one(
+    orch: RunOrch, tmp_path: Path
+) -> None:
+    config, made = tmp_path / "config.json", tmp_path / "made.yaml"
+    config.write_text(json.dumps(LLAMA))
+    refused = orch("plan", str(config))
+    [*_, following] = refused.stderr.splitlines()
+    assert refused.returncode == 2
+    assert following.startswith("Next: orch init my-run.yaml --set ")
+    words = shlex.split(following.replace("my-run.yaml", str(made)))
+    assert orch(*words[2:]).returncode == 0
+    assert load(made).experiment.model.vocab == LLAMA["vocab_size"]

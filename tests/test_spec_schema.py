@@ -12,7 +12,8 @@ from jsonschema import Draft202012Validator
 
 from orchestrator import catalog
 from orchestrator.network.rematerialization import POLICIES
-from orchestrator.reading.examples import _SCHEMA, _STUDY_SCHEMA, _starter, _write_schema
+from orchestrator.processes import resource
+from orchestrator.reading.examples import _SCHEMA, _STUDY_SCHEMA, _write_schema
 from orchestrator.reading.expectations import example
 from orchestrator.reading.schema import (
     Schema,
@@ -162,7 +163,9 @@ def test_editors_accept_the_shipped_specs(path: Path) -> None:
     assert list(VALIDATOR.iter_errors(loaded)) == []
 
 
-@pytest.mark.parametrize("text", [COMPLETE, MINIMAL, _starter(Path("a.yaml"))])
+@pytest.mark.parametrize(
+    "text", [COMPLETE, MINIMAL, resource("reading", "starter.yaml").read_text(encoding="utf-8")]
+)
 def test_editors_accept_other_good_specs(text: str) -> None:
     """The texts of the tests and the starter pass the contract alone, too."""
     assert list(VALIDATOR.iter_errors(yaml.load(text, Loader=EditorLoader))) == []

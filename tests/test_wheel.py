@@ -71,6 +71,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Orch:
             (site / path.name).symlink_to(path)
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
+    record = {"url": wheel.as_uri(), "archive_info": {}}  # as pip leaves it
+    next(site.glob("orch-*.dist-info")).joinpath("direct_url.json").write_text(json.dumps(record))
     variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
 
     def run(*arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
@@ -122,14 +124,15 @@ def test_what_needs_no_extra_works_outside_the_checkout(installed: Orch, tmp_pat
         (("prove", "mine.yaml"), "prove"),
         (("submit", "mine.yaml"), "run"),
         (("calibrate",), "prove"),
+        (("data", "pack", "tokens", "mine.yaml", "--tokenizer", "mine.yaml"), "data"),
     ],
 )
 def test_a_command_names_the_extra_that_it_lacks(
-    command: tuple[str, ...], extra: str, installed: Orch, tmp_path: Path
+    command: tuple[str, ...], extra: str, installed: Orch, wheel: Path, tmp_path: Path
 ) -> None:
     """And what to type to install it."""
     installed("init", "mine.yaml", cwd=tmp_path)
     done = installed(*command, cwd=tmp_path)
     assert done.returncode == 1
-    assert f"pip install 'orch[{extra}] @ file://" in done.stderr
+    assert f"pip install 'orch[{extra}] @ {wheel.as_uri()}'" in done.stderr
     assert "Traceback" not in done.stderr

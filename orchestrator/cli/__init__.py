@@ -1,14 +1,16 @@
 """The command line: commands parse arguments, call the API and print what it returns."""
 
 import sys
+from collections.abc import Collection
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 
+import orchestrator as orch_api
 from orchestrator import storage
-from orchestrator.errors import Interrupted, OrchError, Usage
+from orchestrator.errors import Interrupted, OrchError, UnknownRun, Usage
 from orchestrator.run.progress import RUNS
 from orchestrator.show.terminal import echo, report_output, report_unwritable
 from orchestrator.storage.addresses import reserved_name
@@ -163,6 +165,8 @@ SPEC = click.argument("spec", type=FILE)
 RUN_HELP = """RUN is a key as `orch runs` shows it, the beginning of one, or the path of a run's
 directory."""
 RUN = click.argument("run", shell_complete=complete_key)
+NEWEST_HELP = f"{RUN_HELP} Without it, the newest run is meant, and named on the error stream."
+OPTIONAL_RUN = click.argument("run", required=False, shell_complete=complete_key)
 SET = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE",
     help="Override a value of the spec, e.g. experiment.batch.sequences=2048. Repeatable.",
@@ -178,6 +182,19 @@ STORAGE = click.option(
     "--storage", type=_StorageFolder(), default=str(RUNS), show_default=True, metavar="DIR",
     help="Where the runs are: run.storage of their specs, a folder or gs://BUCKET/RUNS.",
 )  # fmt: skip
+
+
+def or_newest(run: str | None, storage: Path, states: Collection[str] = ()) -> str:
+    """Return the run that was named, else the newest, and name it: in one of the states, if any."""
+    if run is not None:
+        return run
+    found = orch_api.runs(storage)
+    if not found:
+        raise UnknownRun("run", "", [], storage)
+    chosen = next((entry for entry in found if entry.state in states), found[0])
+    which = "newest run that goes on" if chosen.state in states else "newest run"
+    echo(f"{which}: {chosen.run}", err=True)
+    return chosen.run
 
 
 def has_many_plans(spec: Spec, stage: int | None) -> bool:

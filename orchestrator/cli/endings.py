@@ -13,7 +13,8 @@ from orchestrator.evidence.score.published_runs import Unscorable
 from orchestrator.journal.files import RunPaths
 from orchestrator.planning.infeasible import Infeasible
 from orchestrator.reading.expectations import keys_of_specs
-from orchestrator.reading.load import FLAG
+from orchestrator.reading.load import model_command
+from orchestrator.reading.nodes import FLAG
 from orchestrator.reading.offer_options import WrongOption
 from orchestrator.reading.problems import Problem, SpecProblems
 from orchestrator.run.progress import OperationInterrupted, spec_command
@@ -142,6 +143,8 @@ def _after_problems(error: SpecProblems) -> str:
         return shlex.join(["orch", *packing])
     if first.code == "text-as-data":
         return "orch data pack --help"
+    if first.code == "is-a-model":
+        return model_command(first.file)
     if first.code == "unreadable":
         return f"orch init {first.file}"
     if len(error.problems) == 1 and (corrected := _corrected_override(first)):

@@ -8,7 +8,7 @@ from click.shell_completion import get_completion_class
 import orchestrator as orch
 from orchestrator import cli as shared
 from orchestrator.cli.endings import next_after
-from orchestrator.errors import OrchError
+from orchestrator.errors import Interrupted, OrchError
 from orchestrator.evidence.studies import report_of_study
 from orchestrator.journal.listing import find_run
 from orchestrator.journal.study_journal import StudyJournal, find_run_or_study
@@ -19,9 +19,10 @@ from orchestrator.show import status_screen as screens
 from orchestrator.show.progress import Display, say_end
 from orchestrator.show.report_screen import compare_screen, report_screen
 from orchestrator.show.study_screens import study_report_screen, verdict_text
-from orchestrator.show.terminal import echo, echo_json, say, show
+from orchestrator.show.terminal import aside, echo, echo_json, say, show
 from orchestrator.values.report import Report
 from orchestrator.values.run import LIVE, Status
+from orchestrator.values.study import StudyStatus
 
 
 @click.command("runs")
@@ -42,18 +43,28 @@ def runs_command(storage: Path, as_json: bool) -> None:
     )
 
 
-@click.command("status", epilog=shared.RUN_HELP)
-@shared.RUN
+@click.command("status", epilog=shared.NEWEST_HELP)
+@shared.OPTIONAL_RUN
 @shared.STORAGE
+@click.option("-f", "--follow", "follows", is_flag=True, help="Show steps until the run has ended.")
 @shared.JSON
-def status_command(run: str, storage: Path, as_json: bool) -> None:
+def status_command(run: str | None, storage: Path, follows: bool, as_json: bool) -> None:
     """Show the state of RUN. Steps, speed against the forecast, every attempt.
 
-    With a study it shows every run, and the scaling as far as it is measured.
+    With a study it shows every run, and the scaling as far as it is measured. Ctrl-C ends -f with
+    exit status 130; the run goes on.
 
-    Example: orch status llama3-70b-4pod-3f9a1c07-1
+    Example: orch status llama3-70b-4pod-3f9a1c07-1 -f
     """
-    found = orch.status(run, storage)
+    run = shared.or_newest(run, storage)
+    found: Status | StudyStatus
+    if follows:
+        with aside(as_json):
+            found = orch.follow(run, storage, progress=Display())
+        if found.state in LIVE:
+            raise SystemExit(Interrupted.exit_code)
+    else:
+        found = orch.status(run, storage)
     if as_json:
         show(found, as_json=True)
     elif isinstance(found, Status):
@@ -66,22 +77,24 @@ def status_command(run: str, storage: Path, as_json: bool) -> None:
         say(screens.study_runs_screen(found), "\n", measured)
 
 
-@click.command("logs", epilog=shared.RUN_HELP)
-@shared.RUN
+@click.command("logs", epilog=shared.NEWEST_HELP)
+@shared.OPTIONAL_RUN
 @shared.STORAGE
 @click.option("-f", "--follow", "follows", is_flag=True, help="Go on until the run has ended.")
 @click.option("--rank", type=click.IntRange(0), metavar="N", help="Show all lines of this rank.")
 @click.option("--attempt", type=click.IntRange(1), metavar="N", help="Show an earlier attempt.")
 @click.option("--json", "as_json", is_flag=True, help="Print each line as JSON.")
 def logs_command(
-    run: str, storage: Path, follows: bool, rank: int | None, attempt: int | None, as_json: bool
-) -> None:
+    run: str | None, storage: Path, follows: bool, rank: int | None, attempt: int | None,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Show the logs of RUN's newest attempt. The log of the rank that died first comes first.
 
     Without --rank, the last 100 lines of each of 8 ranks, and of the driver.
 
     Example: orch logs llama3-70b-4pod-3f9a1c07-1 --rank 3 -f
     """
+    run = shared.or_newest(run, storage)
     is_one_rank, echo_line = rank is not None, echo_json if as_json else echo
     if follows:
         for line in orch.follow_logs(run, storage, rank=rank, attempt=attempt, progress=say_end):
@@ -116,8 +129,8 @@ def compare_command(runs: tuple[str, ...], storage: Path, as_json: bool) -> None
     show(found, lambda: compare_screen(found, following), as_json=as_json)
 
 
-@click.command("report", epilog=shared.RUN_HELP)
-@click.argument("run")
+@click.command("report", epilog=shared.NEWEST_HELP)
+@shared.OPTIONAL_RUN
 @shared.STORAGE
 @click.option(
     "-o", "--out", type=shared.FILE, metavar="FILE",
@@ -128,7 +141,7 @@ def compare_command(runs: tuple[str, ...], storage: Path, as_json: bool) -> None
 @shared.FULL
 @interruptible("writing the report")
 def report_command(
-    run: str, storage: Path, out: Path | None, as_json: bool, detail: ui.Detail | None
+    run: str | None, storage: Path, out: Path | None, as_json: bool, detail: ui.Detail | None
 ) -> None:
     """Write a self-contained HTML page about RUN. It shows measured next to predicted.
 
@@ -137,6 +150,7 @@ def report_command(
 
     Example: orch report llama3-70b-4pod-3f9a1c07-1 -o page.html
     """
+    run = shared.or_newest(run, storage)
     if as_json:
         show(orch.report(run, storage), as_json=True)
         return

@@ -7,7 +7,17 @@ from typing import Any
 import click
 
 import orchestrator as orch
-from orchestrator.cli import JSON, RUN, RUN_HELP, SET, SPEC, STORAGE
+from orchestrator.cli import (
+    JSON,
+    NEWEST_HELP,
+    OPTIONAL_RUN,
+    RUN,
+    RUN_HELP,
+    SET,
+    SPEC,
+    STORAGE,
+    or_newest,
+)
 from orchestrator.cli.endings import as_typed
 from orchestrator.errors import Interrupted, NotAnswered, SpecError, refuse_options
 from orchestrator.evidence.studies import report_of_study
@@ -147,8 +157,8 @@ def _confirmation(*, yes: bool, dry_run: bool = False) -> Confirm | None:
     return confirm if yes or dry_run or sys.stdin.isatty() else None
 
 
-@click.command("resume", epilog=RUN_HELP)
-@RUN
+@click.command("resume", epilog=NEWEST_HELP)
+@OPTIONAL_RUN
 @STORAGE
 @click.option(
     "--pods", type=click.IntRange(1), metavar="N",
@@ -159,7 +169,7 @@ def _confirmation(*, yes: bool, dry_run: bool = False) -> Confirm | None:
 @_DETACH
 @JSON
 def resume_command(
-    run: str, storage: Path, yes: bool, detach: bool, as_json: bool, **how: Any
+    run: str | None, storage: Path, yes: bool, detach: bool, as_json: bool, **how: Any
 ) -> None:
     """Resume RUN from its last checkpoint. It works for failed, cancelled and lost runs.
 
@@ -171,6 +181,7 @@ def resume_command(
 
     Example: orch resume llama3-70b-4pod-3f9a1c07-1 --pods 3
     """
+    run = or_newest(run, storage)
     display, confirm = Display(detach=detach), _confirmation(yes=yes)
     with aside(as_json):
         run_now = orch.resume(run, storage, detach=detach, confirm=confirm, progress=display, **how)
@@ -179,18 +190,20 @@ def resume_command(
     show_result(CommandResult(run_now, exit_code=code), as_json=as_json)
 
 
-@click.command("cancel", epilog=RUN_HELP)
-@RUN
+@click.command("cancel", epilog=NEWEST_HELP)
+@OPTIONAL_RUN
 @STORAGE
 @click.option("--now", is_flag=True, help="Stop immediately, without a last checkpoint.")
 @JSON
-def cancel_command(run: str, storage: Path, now: bool, as_json: bool) -> None:
+def cancel_command(run: str | None, storage: Path, now: bool, as_json: bool) -> None:
     """Ask RUN to stop after a last checkpoint. The run's driver stops it.
 
-    For a study, the current run stops and no other starts.
+    For a study, the current run stops and no other starts. Without RUN, the newest run that goes on
+    stops; the answer names it.
 
     Example: orch cancel llama3-70b-4pod-3f9a1c07-1
     """
+    run = or_newest(run, storage, LIVE)
     results = orch.cancel(run, storage, at_once=now)
     if as_json:
         found = orch.status(run, storage)

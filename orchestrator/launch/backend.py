@@ -3,7 +3,6 @@
 A backend starts the driver on a cluster, emulated or named; the driver asks it for attempts.
 """
 
-import signal
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -34,12 +33,7 @@ class DeadRank(Value):
 
 def describe_exit(code: int) -> str:
     """How a process ended, by the code that the system gives its parent: signals are negative."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
+    return f"ended with exit code {code}" if code >= 0 else f"was killed (signal {-code})"
 
 
 class ClusterUnusable(OrchError):

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
 
 from orchestrator.errors import OrchError
+from orchestrator.formatting import counted
 from orchestrator.launch import provenance
 from orchestrator.launch.provenance import differences
 from orchestrator.storage import copies
@@ -69,7 +70,8 @@ class Preflight(Value):
         if (missing := self.request.pods - report.present) > 0:
             others = ", ".join(f"{n} of {kind}" for kind, n in sorted(report.others.items()))
             instead = f"it has {others or 'no other slices'}"
-            faults.append(f"slices: {self.slices}: {missing} missing; {instead}")
+            lacks = f"it lacks {counted(missing, 'slice')} of {self.request.kind}"
+            faults.append(f"slices: {lacks}: {self.slices}; {instead}")
         by_fault = defaultdict(list)  # each fault once, with the hosts that have it
         for host in report.hosts:
             for fault in self._host_faults(host):

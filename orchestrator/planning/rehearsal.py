@@ -38,7 +38,7 @@ _LAYERS, _MOST_PATTERN = 4, 8  # and whole patterns of at most _MOST_PATTERN lay
 _D_MODEL = 128
 _HEAD_DIM = 16
 _FEWEST_EXPERTS = 8
-_SAVES = 2  # checkpoints within a rehearsal, so that saving is rehearsed too
+_FEWEST_SAVES, _MOST_SAVES = 2, 10  # within a rehearsal: saving is rehearsed, but not all the time
 # The axes that get more than one device first, if there are too few for all.
 _PRIORITY = ("fsdp", "tensor", "sequence", "data")
 
@@ -88,6 +88,10 @@ def rehearse(
         requests = [MeshRequest(**shared, **sizes) for sizes in meshes]
         experiment = _with_stages(experiment, plan, pods, requests)
         steps = max(steps, len(plan.stages))  # each has one
+    # As often as the run saves, in proportion to the steps.
+    every, run_steps = plan.forecast.goodput.every_steps, spec.run.steps or plan.total_steps
+    least, most = ceil(steps / _MOST_SAVES), max(steps // _FEWEST_SAVES, 1)
+    save_every = min(max(round(every / run_steps * steps), least), most)
     small = replace(
         spec,
         experiment=experiment,
@@ -100,17 +104,19 @@ def rehearse(
             goodput=spec.resources.goodput,
             failures=spec.resources.failures,
         ),
-        run=_run(spec, experiment, steps),
+        run=_run(spec, experiment, steps, save_every),
     )
     copy = make_plan(small)
     pairs = zip(plan.each_stage, copy.each_stage, strict=True)
     changes = dict.fromkeys(change for pair in pairs for change in _changes(*pair))
+    if save_every in (least, most) and abs(save_every / steps - every / run_steps) * steps >= 1:
+        saves = f"a save every {every:,} of {run_steps:,} steps"
+        changes[f"{saves} became one every {save_every:,} of {steps:,}"] = None
     return _Rehearsal(spec=small, plan=copy, steps=steps, changes=tuple(changes))
 
 
-def _run(spec: Spec, experiment: Experiment, steps: int) -> RunOptions:
+def _run(spec: Spec, experiment: Experiment, steps: int, save_every: int) -> RunOptions:
     """Return the run with saves and evaluations within its few steps."""
-    save_every = max(steps // _SAVES, 1)
     sources = (experiment.data, *(stage.data for stage in experiment.stages))
     evaluation = spec.run.evaluation
     if evaluation:

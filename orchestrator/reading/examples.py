@@ -13,19 +13,21 @@ from typing import Any
 import yaml
 
 from orchestrator import catalog
-from orchestrator.errors import OrchError, SpecError, UnknownName, Usage, refuse_options
+from orchestrator.errors import OrchError, SpecError, UnknownName, Usage
 from orchestrator.processes import resource
+from orchestrator.reading import nodes
 from orchestrator.reading import schema as schemas
 from orchestrator.reading.checks import SCHEDULE, SECTIONS
 from orchestrator.reading.expectations import is_legal, must
-from orchestrator.reading.load import load
-from orchestrator.reading.nodes import NO_NAMES, ambiguous
+from orchestrator.reading.load import files_named, load
+from orchestrator.reading.nodes import NO_NAMES, NULLS, ambiguous
+from orchestrator.reading.problems import SpecText
 from orchestrator.storage.addresses import is_address
 from orchestrator.values.model import Model
 from orchestrator.values.spec import Pods, Spec, TrainingStage
 
 _SCHEMA, _STUDY_SCHEMA = ".orch/spec.schema.json", ".orch/study.schema.json"
-_NAME = re.compile(r"^name: (\S+)$", re.MULTILINE)
+_HEAD = re.compile(r"^# yaml-language-server:.*\n")
 _LINE = 10_000  # a text is never wrapped
 _COMPUTED_KEYS = ("chip_definition", "overrides")
 
@@ -119,33 +121,50 @@ def examples() -> dict[str, str]:
 def create(
     path: Path | None = None, example: str | None = None, overrides: Sequence[str] = ()
 ) -> Path:
-    """Write the starter, an example or another spec under that name, or its example's, with its
-    schema. Overrides lose comments; an existing spec is never overwritten.
+    """Write the starter, an example or another spec as a spec of that name, with its schema.
+
+    It keeps the comments, has the overrides, and finds its files from its new place. An existing
+    spec is never overwritten. Without a path it is named after its example.
     """
     if path is None and example is None:
         raise Usage("name the file to write, for example my-run.yaml")
-    path = path or Path(f"{example}.yaml")
+    path, known = path or Path(f"{example}.yaml"), examples()
     if example is None:
-        refuse_options({"--set": overrides}, "--from")
-        text = _starter(path)
-    elif example not in examples() and not example.endswith((".yaml", ".yml")):
-        raise UnknownName("example", example, list(examples()))
-    elif example not in examples():
-        text = _changed(Path(example), path, overrides)
-    elif overrides:
-        text = _changed(resource("examples", f"{example}.yaml"), path, overrides)
+        source, mentioned = resource("reading", "starter.yaml"), "my-run.yaml"
+    elif example in known:
+        source, mentioned = resource("examples", f"{example}.yaml"), f"specs/{example}.yaml"
+    elif example.endswith((".yaml", ".yml")):
+        source, mentioned = Path(example), example
     else:
-        text = resource("examples", f"{example}.yaml").read_text(encoding="utf-8")
-        text = _named(text, path).replace(f"specs/{example}.yaml", str(path))
+        raise UnknownName("example", example, list(known))
+    # Overrides of what travels with orch name files as seen from the new spec.
+    base = source.parent if source == Path(example or "") else path.parent
+    text = _changed(source, path, base, overrides).replace(mentioned, str(path))
     try:
         _write_schema(path.parent)
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
+        with path.open("x", encoding="utf-8") as output:
+            output.write(f"# yaml-language-server: $schema={_SCHEMA}\n{text.rstrip()}\n")
     except FileExistsError:
         raise OrchError(f"{path}: exists already; name another file") from None
     except OSError as error:
         raise OrchError(f"{path}: cannot be written: {error.strerror}") from None
     return path
+
+
+def _changed(source: Path, path: Path, base: Path, overrides: Sequence[str]) -> str:
+    """Return the text of a spec, whose files are named as seen from `base`, for its new place."""
+    spec, text = load(source, overrides, base), "\n".join(nodes.read(source).lines)
+    for override in overrides:
+        key, _, value = override.partition("=")
+        text = _edited(text, key.split("."), value)
+    written = SpecText(str(path), tuple(text.splitlines()))
+    if load(written, (), base) != replace(spec, overrides=()):
+        text = spec_text(spec)  # without comments, rather than another spec
+    for keys, file in files_named(nodes.parse(written)[0]):
+        if base != path.parent and not is_address(file) and not Path(file).is_absolute():
+            there = Path(os.path.relpath(base / file, path.parent))
+            text = _edited(text, [str(key) for key in keys], there.as_posix())
+    return _named(_HEAD.sub("", text, count=1), path)
 
 
 def _write_schema(folder: Path) -> None:
@@ -156,28 +175,92 @@ def _write_schema(folder: Path) -> None:
         file.write_text(schemas.schema_text(schema()), encoding="utf-8")
 
 
-def _starter(path: Path) -> str:
-    """Return a small commented spec, named after its file, that loads and plans as it stands."""
-    text = resource("reading", "starter.yaml").read_text(encoding="utf-8")
-    return _named(text, path).replace("my-run.yaml", str(path))
-
-
-def _changed(source: Path, path: Path, overrides: Sequence[str]) -> str:
-    """Return the text of a spec with overrides, whose path of data is found from its new place."""
-    spec = load(source, overrides)
-    data = spec.experiment.data
-    if data.path and not is_address(data.path) and not Path(data.path).is_absolute():
-        there = Path(os.path.relpath(source.parent / data.path, path.parent))
-        moved = replace(data, path=there.as_posix())
-        spec = replace(spec, experiment=replace(spec.experiment, data=moved))
-    made_by = " ".join(["from", source.name, *(f"--set {override}" for override in overrides)])
-    head = f"# yaml-language-server: $schema={_SCHEMA}\n# {made_by}\n"
-    return head + _named(spec_text(spec), path)
-
-
 def _named(text: str, path: Path) -> str:
     name, wanted = path.stem.replace("_", "-"), schemas.schema_field("name")
     if not is_legal(name, wanted):
         raise SpecError(f"{path.stem!r} cannot name a spec: it must be {must(wanted)}")
     quoted = ambiguous(name, name) or name in NO_NAMES
-    return _NAME.sub(f'name: "{name}"' if quoted else f"name: {name}", text, count=1)
+    return _edited(text, ["name"], f'"{name}"' if quoted else name)
+
+
+# Changes of a text that leave its comments where they are.
+
+
+def _edited(text: str, keys: Sequence[str], value: str) -> str:
+    """Return YAML with a value under a path of keys, or without it where the value is null."""
+    node: Any = yaml.compose(text, Loader=yaml.BaseLoader)
+    holder, pair, rest, unset = node, None, list(keys), value.strip() in NULLS
+    while rest and (found := _entry(node, rest[0])):
+        holder, pair, node, rest = node, found, found[1], rest[1:]
+    if rest and unset:
+        return text
+    if unset and pair and len(holder.value) > 1:
+        return _without(text, holder, pair)
+    if unset:  # the section stays, and has nothing
+        return _edited(text, keys[:-1], "{}")
+    if rest and isinstance(node, yaml.MappingNode):  # a key that is new
+        entry = _flow(rest, value)
+        if not node.value:
+            return f"{text[: node.start_mark.index]}{{{entry}}}{text[node.end_mark.index :]}"
+        end = _end(text, node.value[-1][1])
+        if node.flow_style:
+            return f"{text[:end]}, {entry}{text[end:]}"
+        end = _line_end(text, end)
+        return f"{text[:end]}\n{' ' * node.start_mark.column}{entry}{text[end:]}"
+    assert pair is not None
+    key = pair[0].value
+    entry = _flow([key, *rest], value)
+    start = pair[0].start_mark.index
+    if isinstance(holder, yaml.SequenceNode):
+        entry = entry.partition(": ")[2]
+    return f"{text[:start]}{entry}{text[_end(text, node) :]}"
+
+
+def _entry(node: yaml.Node, key: str) -> tuple[yaml.Node, yaml.Node] | None:
+    """Return a key of a mapping with its value, or an item of a list in both places."""
+    if isinstance(node, yaml.SequenceNode):
+        return (node.value[int(key)],) * 2 if key.isdigit() else None
+    pairs = node.value if isinstance(node, yaml.MappingNode) else []
+    return next((pair for pair in pairs if pair[0].value == key), None)
+
+
+def _without(text: str, mapping: Any, pair: tuple[yaml.Node, yaml.Node]) -> str:
+    start, end = pair[0].start_mark.index, _end(text, pair[1])
+    if not mapping.flow_style:
+        start = text.rfind("\n", 0, start) + 1
+        return text[:start] + text[_line_end(text, end) + 1 :]
+    number = mapping.value.index(pair)
+    if number + 1 < len(mapping.value):
+        end = mapping.value[number + 1][0].start_mark.index
+    else:
+        start = _end(text, mapping.value[number - 1][1])
+    return text[:start] + text[end:]
+
+
+def _end(text: str, node: yaml.Node) -> int:
+    """Return where a value ends; that of a block ends with its last value."""
+    while isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
+        last = node.value[-1]
+        node = last[1] if isinstance(node, yaml.MappingNode) else last
+    return len(text[: node.end_mark.index].rstrip()) if node.value else node.end_mark.index
+
+
+def _line_end(text: str, index: int) -> int:
+    found = text.find("\n", index)
+    return len(text) if found < 0 else found
+
+
+def _flow(keys: Sequence[str], value: str) -> str:
+    """Return `key: value` on one line, with braces around inner keys."""
+    node = yaml.compose(value, Loader=yaml.BaseLoader)
+    inner = [node]
+    while inner:
+        part = inner.pop()
+        if isinstance(part, yaml.CollectionNode):
+            part.flow_style = True
+            pairs = part.value if isinstance(part, yaml.MappingNode) else [part.value]
+            inner += [child for pair in pairs for child in pair]
+    for key in reversed(keys):
+        name = yaml.ScalarNode("tag:yaml.org,2002:str", key)
+        node = yaml.MappingNode("tag:yaml.org,2002:map", [(name, node)], flow_style=True)
+    return yaml.serialize(node, Dumper=yaml.BaseDumper, width=_LINE).strip()[1:-1]

@@ -101,6 +101,7 @@ class SpecInstance:
             known = {
                 key: _Field(entry.key_place, entry.node, schemas.member(inside, key))
                 for key, entry in node.entries.items()
+                if not (schemas.member(inside, key) and nodes.unsets(entry.node))
             }
             return {key: self._value((*path, key), known[key]) for key in known}
         item = schemas.resolved(inside.get("items", {}))

@@ -1,8 +1,9 @@
 """Loads a file as a Spec, with its `--set` overrides and the files that it names."""
 
 import re
+import shlex
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,22 +18,29 @@ from orchestrator.reading import schema as schemas
 from orchestrator.reading.checks import SECTIONS, check, check_topology, has_scheme, written_out
 from orchestrator.reading.expectations import shown
 from orchestrator.reading.instance import KeyPath, SpecInstance, dotted
-from orchestrator.reading.nodes import Mapping, Node, Scalar, SequenceNode
+from orchestrator.reading.nodes import FLAG, Mapping, Node, Scalar, SequenceNode
 from orchestrator.reading.problems import Problem, SpecPosition, SpecProblems, SpecText, named_by
 from orchestrator.storage.addresses import has_input, input_path, is_address
 from orchestrator.values.spec import AUTO_TOPOLOGY, Spec
 
 _T = TypeVar("_T")
-FLAG = "--set"
 _EXAMPLE = "for example --set experiment.batch.sequences=2048"
 _CONFIG, _CHIP_FILE = "experiment.model.huggingface", "resources.chip.file"
 _START = "experiment.start.huggingface"
 
 
-def load(path: Path, overrides: Sequence[str] = ()) -> Spec:
-    """Return the spec of a file with `--set` overrides; `SpecProblems` has all that is wrong."""
-    root, problems = nodes.parse(nodes.read(path))
-    if isinstance(root, Mapping):  # a study, or one without its section, is one mistake
+def load(path: Path | SpecText, overrides: Sequence[str] = (), folder: Path | None = None) -> Spec:
+    """Return the spec of a file with `--set` overrides; `SpecProblems` has all that is wrong.
+
+    The files that it names are found from its folder, or from another.
+    """
+    source = nodes.read(path) if isinstance(path, Path) else path
+    root, problems = nodes.parse(source)
+    if isinstance(root, Mapping):  # a study, a model, or one without its section, is one mistake
+        if model := root.entries.get("architectures") or root.entries.get("model_type"):
+            message = "has the keys of a model of Hugging Face, must be a spec"
+            hint = f"{model_command(source.name)} makes a spec that trains it"
+            raise SpecProblems([model.key_place.problem("is-a-model", "", message, hint)])
         if study := root.entries.get("study"):
             message = "makes it a study, must be a spec"
             hint = "orch plan, orch submit and orch report take studies"
@@ -43,7 +51,13 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Spec:
             code = "study-without-study"
             raise SpecProblems([vary.key_place.problem(code, "vary", message, hint)])
     problems += apply(root, overrides)
-    return spec_of(root, problems, path.parent, tuple(overrides))
+    return spec_of(root, problems, folder or Path(source.name).parent, tuple(overrides))
+
+
+def model_command(config: str) -> str:
+    """Return the command that makes a spec of a model's config.json."""
+    setting = f"experiment.model={{huggingface: {config}}}"
+    return shlex.join(["orch", "init", "my-run.yaml", FLAG, setting])
 
 
 def is_study(path: Path) -> bool:
@@ -180,9 +194,12 @@ def put(root: Node, keys: Sequence[str], start: SpecPosition, value: Node) -> li
         place = SpecPosition(start.source, start.line, start.col + offset)
         found = inside.entries.get(key)
         is_auto = found and isinstance(found.node, Scalar) and found.node.text == "auto"
-        if last:
+        if last or (found is None and nodes.unsets(value)):  # no section for what is not to be
             inside.entries[key] = nodes.Entry(place, value)
-        elif found is None or is_auto:  # `auto` gives way to a mapping
+            break
+        if is_auto and nodes.unsets(value):
+            break
+        if found is None or is_auto:  # `auto` gives way to a mapping
             inside.entries[key] = nodes.Entry(place, Mapping(place))
         inside = inside.entries[key].node
     return []
@@ -281,6 +298,19 @@ def _input_paths(spec: Spec) -> Iterator[tuple[str, str]]:
     if start := spec.experiment.start:
         yield _START, start.huggingface
     yield from _data_paths(spec)
+
+
+def files_named(node: Node, key: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the key and path of each file that a spec names, as it is written."""
+    if isinstance(node, Scalar) and key[-1] in {"path", "huggingface", "file"}:
+        yield key, node.text
+    inside: Iterable[tuple[str | int, Node]] = ()
+    if isinstance(node, Mapping):
+        inside = ((name, entry.node) for name, entry in node.entries.items())
+    elif isinstance(node, SequenceNode):
+        inside = enumerate(node.items)
+    for name, value in inside:
+        yield from files_named(value, (*key, name))
 
 
 # Reads a chip from a TOML file of the user's own, and says everything that is wrong with it.

@@ -7,8 +7,8 @@ from math import prod
 from pathlib import Path
 
 from orchestrator.reading.instance import SpecInstance
-from orchestrator.reading.load import FLAG, apply, load, put, spec_of
-from orchestrator.reading.nodes import Entry, Mapping, Node, Scalar, SequenceNode, parse, read
+from orchestrator.reading.load import apply, load, put, spec_of
+from orchestrator.reading.nodes import FLAG, Entry, Mapping, Node, Scalar, SequenceNode, parse, read
 from orchestrator.reading.problems import Problem, SpecPosition, SpecProblems, SpecText, named_by
 from orchestrator.reading.schema import study_schema
 from orchestrator.values.codec import StudyKind

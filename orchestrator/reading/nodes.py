@@ -21,8 +21,9 @@ from orchestrator.reading.problems import Problem, SpecPosition, SpecProblems, S
 _MOST_DEPTH = 16
 _MOST_NODES = 2_000
 _MOST_BYTES = 2**20
-_NULLS = frozenset({"", "~", "null", "Null", "NULL"})
-NO_NAMES = _NULLS | {"true", "True", "TRUE", "false", "False", "FALSE"}
+FLAG = "--set"  # the source of what was not read from a file
+NULLS = frozenset({"~", "null", "Null", "NULL"})
+NO_NAMES = NULLS | {"", "true", "True", "TRUE", "false", "False", "FALSE"}
 _SYNTAX_HINTS = {
     "mapping values": "indent the keys of a mapping alike, and quote a value that contains ': '",
     "expected ':'": "write `key: value`, with a space after the colon",
@@ -47,7 +48,7 @@ class Scalar:
 
     @property
     def empty(self) -> bool:
-        return self.plain and self.text in _NULLS
+        return self.plain and self.text in {"", *NULLS}
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,12 @@ class SequenceNode:
 
 
 Node = Scalar | Mapping | SequenceNode | Broken
+
+
+def unsets(node: Node) -> bool:
+    """Return whether a value takes its key out of a file: `--set key=null`."""
+    is_null = isinstance(node, Scalar) and node.plain and node.text in NULLS
+    return is_null and node.place.source.name == FLAG
 
 
 def parse(source: SpecText) -> tuple[Node, list[Problem]]:

@@ -1,9 +1,12 @@
 """A named cluster: the first look at what it has for a run, and the run's job."""
 
 import os
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import platformdirs
 
 from orchestrator.errors import OrchError
 from orchestrator.journal import files
@@ -60,9 +63,16 @@ def check_cluster(
         )  # fmt: skip
         with _task(progress, "asking it for slices, versions, storage and secrets") as tick:
             preflight = jobs.preflight(run.plan, request, run.documents.get(ARCHIVE), tick)
+    note = refusal_note()
     if preflight.faults:
+        said = f"{named} cannot run {run.plan.name}: {'; '.join(preflight.faults)}"
+        with suppress(OSError):  # orch doctor repeats it
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.write_text(f"{named}\n{said}", encoding="utf-8")
         faults = (f"  {fault}" for fault in preflight.faults)
-        raise OrchError("\n".join([f"{named} cannot run this", *faults]))
+        next_command = shlex.join(["orch", "doctor", "--address", named])
+        raise OrchError("\n".join([f"{named} cannot run this", *faults]), next_command=next_command)
+    note.unlink(missing_ok=True)
     return jobs, Notice(
         "cluster ready", address=named, slices=preflight.slices,
         hosts=len(preflight.report.hosts), versions=run.environment, storage=address(storage),
@@ -81,6 +91,11 @@ def _task(progress: Progress, stage: str) -> Iterator[Callable[[str], None]]:
             yield tick
     finally:
         progress(TaskEnded(task="cluster"))
+
+
+def refusal_note() -> Path:
+    """Return the file with the last refusal of a cluster: its address, and why in one line."""
+    return platformdirs.user_cache_path("orch") / "refusal.txt"
 
 
 def start_driver(jobs: ClusterClient, journal: Journal, progress: Progress, *how: str) -> str:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib import metadata
@@ -18,8 +19,8 @@ import numpy as np
 import psutil
 
 from orchestrator import plugins
-from orchestrator.errors import JournalUnreadable, OrchError, install_command
-from orchestrator.formatting import GIB
+from orchestrator.errors import JournalUnreadable, OrchError
+from orchestrator.formatting import GIB, ago
 from orchestrator.journal import events, files, ownership
 from orchestrator.journal.listing import find_run
 from orchestrator.journal.run_journal import Journal, read_value
@@ -28,8 +29,9 @@ from orchestrator.journal.steps import read_table
 from orchestrator.launch.backend import ClusterUnusable, find_backend
 from orchestrator.planning.planner import make_plan, plan_on
 from orchestrator.planning.rehearsal import rehearse
+from orchestrator.run.cluster import refusal_note
 from orchestrator.run.progress import RUNS
-from orchestrator.storage.addresses import folder
+from orchestrator.storage.addresses import folder, is_address
 from orchestrator.tracking.destinations import destination
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
@@ -62,8 +64,16 @@ def doctor(storage: str | Path = RUNS, *, address: str | None = None) -> HealthR
         _disk("temporary", Path(tempfile.gettempdir()), "TMPDIR"),
         *_local_services(place),
     ]  # fmt: skip
-    if named := address or os.environ.get("RAY_ADDRESS"):
+    named = address or os.environ.get("RAY_ADDRESS")
+    if named:
         checks.append(_cluster(named))
+    with suppress(OSError):  # what a cluster refused last, until one refuses nothing
+        note = refusal_note()
+        refuser, said = note.read_text(encoding="utf-8").split("\n", 1)
+        if named in (None, refuser):
+            advice = "orch submit SPEC --dry-run asks it again"
+            when = ago(time.time() - note.stat().st_mtime)
+            checks.append(_limited("refusal", f"{said} ({when})", advice))
     return HealthReport(findings=tuple(checks))
 
 
@@ -92,7 +102,7 @@ def _software() -> Iterator[Finding]:
     detail = f"installed: {', '.join(installed) or 'none'}"
     if absent:
         names = ",".join(absent)
-        yield _limited("extras", f"{detail}; missing: {names}", install_command(names))
+        yield _limited("extras", f"{detail}; missing: {names}", plugins.install_command(names))
     else:
         yield _good("extras", detail)
     pinned = plugins.pinned()
@@ -117,7 +127,7 @@ def _installed_version(name: str) -> str | None:
 
 def _devices() -> Finding:
     if plugins.missing("prove"):
-        return _limited("devices", "JAX is not installed", install_command("prove"))
+        return _limited("devices", "JAX is not installed", plugins.install_command("prove"))
     try:
         child = subprocess.run(
             [sys.executable, "-c", _DEVICES],
@@ -138,7 +148,7 @@ def _devices() -> Finding:
 def _compiler() -> Finding:
     version = _installed_version("libtpu")
     if version is None and (platform.system(), platform.machine()) == _COMPILER_PLATFORM:
-        return _limited("TPU compiler", "libtpu is not installed", install_command("prove"))
+        return _limited("TPU compiler", "libtpu is not installed", plugins.install_command("prove"))
     if version is None:
         detail = f"no libtpu for {platform.system()} {platform.machine()}"
         return _limited("TPU compiler", detail, "prove on Linux x86-64, or orch submit --no-prove")
@@ -200,7 +210,8 @@ def _local_services(storage: Path) -> Iterator[Finding]:
 
 def _cluster(address: str) -> Finding:
     try:
-        find_backend("ray").connect(address)
+        is_folder = is_address(address) or Path(address).is_dir()  # in which hosts meet
+        find_backend("hosts" if is_folder else "ray").connect(address)
     except ClusterUnusable as error:
         return _broken("cluster", str(error), "docs/launch.md says how to reach one")
     return _good("cluster", f"{address} answers; orch submit SPEC --dry-run asks for slices")

@@ -88,7 +88,6 @@ def export_maxtext(spec: SpecSource, overrides: Sequence[str] = ()) -> MaxTextRu
 
 def pack(arguments: Sequence[str]) -> int:
     """Make a token set as `orch data pack` does, and return its exit code. It prints."""
-    require("prove")
     with subprocess.Popen([*_PACK_COMMAND, *arguments]) as process:
         while True:
             try:

@@ -69,6 +69,18 @@ def follow(
     return None
 
 
+def watch(journal: Journal, progress: Progress) -> Run | None:
+    """Report a run that something else drives until it has ended; None when interrupted."""
+    with _watch(journal, "run", progress) as watched, interrupts() as signals:
+        while not signals:
+            run = journal.run()
+            watched.update(run)
+            if run.state not in LIVE:
+                return run
+            time.sleep(_POLL_S)
+    return None
+
+
 @dataclass
 class _ClusterFollower:
     watch: _RunWatch

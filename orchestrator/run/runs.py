@@ -14,6 +14,7 @@ from orchestrator.journal.ownership import check_folder_own, request_cancel
 from orchestrator.journal.run_journal import Journal, Log, LogReader, LogTail, list_logs
 from orchestrator.journal.study_journal import StudyJournal, find_run_or_study
 from orchestrator.run import progress as events
+from orchestrator.run.follow import watch
 from orchestrator.run.progress import RUNS, NotConfirmed, Notice, Progress
 from orchestrator.run.records import catch_up
 from orchestrator.storage.addresses import folder
@@ -48,6 +49,14 @@ def status(run: str, storage: str | Path = RUNS) -> Status | StudyStatus:
     found = record.status()
     catch_up(record.path.parent, [found])
     return found
+
+
+def follow(run: str, storage: str | Path = RUNS, *, progress: Progress | None = None) -> Status:
+    """Report a run's steps until it has ended or Ctrl-C; return how it stands then."""
+    record, report_to = journal.find_run(folder(storage), run), progress or events.silent
+    if record.run().state in LIVE and watch(record, report_to) is None:
+        report_to(Notice("left running", run=record.run()))
+    return record.status()
 
 
 def report(run: str, storage: str | Path = RUNS) -> Report | ScalingReport | SweepReport:

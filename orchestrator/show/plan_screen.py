@@ -58,7 +58,7 @@ def plan_screen(
 
 def _unsaid(warnings: Sequence[PlanWarning]) -> list[ui.Part]:
     number = fmt.counted(len(warning_texts(warnings)), "warning")
-    return [ui.warning(f"{number}, shown without --brief")] if warnings else []
+    return [ui.warning(f"{number}, shown by orch plan without --brief")] if warnings else []
 
 
 def _decisions(plan: Plan, *, full: bool) -> list[ui.Part]:

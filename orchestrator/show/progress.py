@@ -57,6 +57,7 @@ class Display:
         self.other_plans, self.detach, self.left = other_plans, detach, False
         self.status = StatusLine(live=is_live(sys.stderr))
         self.stage, self.counted_at_s = "", time.monotonic()
+        self.rehearses = False  # its plan is shown in brief: the result is of a small copy
         # The run that is followed: what it waits for, and the share of it that is done.
         self.task, self.waiting = "", ""
         self.share: float | None = None
@@ -114,7 +115,11 @@ class Display:
                 rows = [("run", run.run), ("job", values["job"]), ("journal", run.journal)]
                 submitted = ui.screen(["submitted"], ui.indent([ui.Table(rows, "<<")]))
                 say("\n", submitted, "\n", f"\nNext: {logs}\n" if self.detach else "")
+            case "planned":
+                detail: ui.Detail = "brief" if self.rehearses else "usual"
+                say("\n", plan_screen(values["plan"], None, detail=detail))
             case _:
+                self.rehearses |= topic == "started" and values["address"] is None
                 self.left |= topic == "left running"
                 make = _SCREENS.get(topic, partial(_noticed, topic))
                 say(*make(**values))
@@ -228,7 +233,6 @@ def _noticed(topic: str, run: Run) -> _Texts:
 # The screens of notices, by topic. Each takes the values of its topic.
 _SCREENS: dict[str, Callable[..., _Texts]] = {
     "started": _started,
-    "planned": lambda plan: ("\n", plan_screen(plan, None)),
     "rehearsal ready": lambda plan, small, steps, changes: (
         "\n",
         screens.rehearsal_screen(plan, small, steps, changes),

@@ -10,14 +10,11 @@ from orchestrator.values.plan import Estimate, Plan
 from orchestrator.values.run import Run
 
 _OF_MACHINE = {"unsteady_profile"}  # warnings about a rehearsal's own forecast
-_LARGEST = 4  # lines of a forecast that are named
-_CLOSE = 0.25  # how far the forecast of an idle machine may be off
-_BUSY = "Other work on this machine changes either; orch calibrate measures it again"
 _VERSIONS = ("python", "jax", "libtpu", "ray", "code")
 
 
 def rehearsal_screen(full: Plan, small: Plan, steps: int, changes: Sequence[str]) -> ui.Screen:
-    columns: list[ui.Row] = [("", "pods", "devices", "mesh", "model", "batch", "remat")]
+    columns: list[ui.Row] = [("", "pods", "devices", "mesh", "model", "batch", "remat", "saves")]
     for name, plan in (("plan", full), ("rehearsal", small)):
         # The axes of a pod with more than one device.
         inside = (axis for axis in plan.axes if axis.link == "ici" and axis.size > 1)
@@ -31,6 +28,7 @@ def rehearsal_screen(full: Plan, small: Plan, steps: int, changes: Sequence[str]
             f"{fmt.scaled(shape.parameters)}: {layers} of {fmt.count(shape.d_model)}",
             f"{fmt.count(plan.batch.sequences)} x {fmt.count(plan.batch.length)} tokens",
             summary_of(plan.remat),
+            f"every {fmt.counted(plan.forecast.goodput.every_steps, 'step')}",
         )
         columns.append(column)
     rows, processes = [*zip(*columns, strict=True)], fmt.counted(small.hosts, "process", "es")
@@ -52,7 +50,7 @@ def _labels(rows: Sequence[ui.Row]) -> ui.Table:
 
 
 def _expectation(plan: Plan) -> list[ui.Row]:
-    """Return the expected step on this machine, its parts, and the peak that its MFU is over."""
+    """Return the expected step on this machine."""
     if plan.chip_profile is None:
         return []
     forecast, step_s = plan.forecast, plan.forecast.step_s
@@ -61,15 +59,9 @@ def _expectation(plan: Plan) -> list[ui.Row]:
         expected += f" ({fmt.span(fmt.seconds(step_s.low), fmt.seconds(step_s.high))})"
     if not plan.ledger_describes_trainer:  # its step was measured; its parts and FLOPs are unknown
         return [("expected", f"{expected} a step")]
-    shares = ((line.name, line.value / step_s.unoverlapped) for line in forecast.time[:_LARGEST])
-    # The peak of this machine, which takes the place of a chip's.
-    peak = fmt.with_unit(forecast.peak_flops_per_s * plan.devices, "FLOP/s")
-    measured = f"measured on this machine (profile {short(plan.chip_profile)})"
-    return [
-        ("expected", f"{expected} a step, MFU {fmt.percent(forecast.mfu.unoverlapped)}"),
-        ("", ", ".join(f"{name} {fmt.percent(share)}" for name, share in shares)),
-        ("peak", f"{peak} in {plan.precision.compute} on all devices together, {measured}"),
-    ]
+    mfu = f"MFU {fmt.percent(forecast.mfu.unoverlapped)} of this machine's peak"
+    source = f"measured here (profile {short(plan.chip_profile)})"
+    return [("expected", f"{expected} a step, {mfu}, {source}")]
 
 
 def result_screen(run: Run, plan: Plan, record: str, next_command: str) -> ui.Screen:
@@ -77,26 +69,21 @@ def result_screen(run: Run, plan: Plan, record: str, next_command: str) -> ui.Sc
     rows = [("" if i else "why", line) for i, line in enumerate(run.detail.splitlines())]
     recent, step_s, profile = run.recent, plan.forecast.step_s.unoverlapped, plan.chip_profile
     if recent:
-        measured = f"{fmt.seconds(recent.step_s)} a step"
-        mfu = f"MFU {fmt.percent(recent.mfu)}" if recent.mfu is not None else ""
-        if run.rehearsal:
-            measured += f", the median of {recent.steps}"
-        between = "; " if run.rehearsal else ", "
-        rows.append(("measured", between.join(filter(None, (measured, mfu)))))
-    if recent and run.rehearsal and profile is None:
+        measured = [f"{fmt.seconds(recent.step_s)} a step, the median of {recent.steps}"]
+        if run.rehearsal and profile:
+            measured.append(fmt.off(recent.step_s, step_s, "expected"))
+        measured += [f"MFU {fmt.percent(recent.mfu)}"] if recent.mfu is not None else []
+        rows.append(("measured", "; ".join(measured)))
+    if recent and run.rehearsal and not profile:
         why = "--no-calibrate skipped the calibration of this machine"
         if run.pods != run.requested_pods:
             why = "this number of pods is not calibrated"
         rows.append(("expected", f"unknown: {why}, so MFU is unknown too"))
     elif recent and run.rehearsal and profile:
-        # The forecast for this machine, and how far the measurement is from it.
-        mfu = f" MFU {fmt.percent(plan.forecast.mfu.unoverlapped)},"
-        source = f"from this machine's profile {short(profile)}"
-        away = f"measured is {fmt.off(recent.step_s, step_s, 'that')}"
+        mfu = f", MFU {fmt.percent(plan.forecast.mfu.unoverlapped)}"
         known = mfu if plan.ledger_describes_trainer else ""
-        rows.append(("expected", f"{fmt.seconds(step_s)}; {away};{known} {source}"))
-        # An idle machine does not explain more than this.
-        rows += [("", _BUSY)] if abs(recent.step_s / step_s - 1) > _CLOSE else []
+        source = f"from this machine's profile {short(profile)}"
+        rows.append(("expected", f"{fmt.seconds(step_s)} a step{known}, {source}"))
     places = [f"journal  {run.journal}"]
     if run.profile:
         first, end = run.profile
@@ -104,7 +91,7 @@ def result_screen(run: Run, plan: Plan, record: str, next_command: str) -> ui.Sc
         places.append(f"profile  {run.journal}/profile, an XProf trace of {steps}")
     state = f"{run.run}: {run.state}, {run.steps_done} of {run.steps} steps"
     commands = (ui.Command(text) for text in (*places, record))
-    return ui.screen([state, _labels(rows), *commands, *ui.next_step(next_command)])
+    return ui.screen([ui.heading(state), _labels(rows), *commands, *ui.next_step(next_command)])
 
 
 def cluster_screen(

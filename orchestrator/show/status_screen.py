@@ -202,16 +202,20 @@ def _verdict(status: Status) -> str:
 
 
 def next_run_command(run: Run, named: str, storage: Path) -> str:
-    """Return the next command for a run: follow it, compare it with its plan, or resume it; the
-    logs come first where a run failed before its first step and left some.
+    """Return the next command for a run: follow it, compare it with its plan, or resume it.
+
+    One that ended before its first step would end so again: its logs come first, or else a check
+    of this machine.
     """
     if run.state in LIVE:
         return run_command("logs", named, storage, "-f")
     if run.state == "succeeded":
         return run_command("report", named, storage)
+    if run.state == "cancelled" or run.steps_done:
+        return run_command("resume", named, storage)
     logs = list_logs(folder(run.journal), run, attempt=None)
-    unclear = run.state == "failed" and not run.steps_done and any(not log.empty for log in logs)
-    return run_command("logs" if unclear else "resume", named, storage)
+    has_logs = any(not log.empty for log in logs)
+    return run_command("logs", named, storage) if has_logs else "orch doctor"
 
 
 def cancelled_text(run: str, changes: list[tuple[Run, Run]], *, at_once: bool) -> str:

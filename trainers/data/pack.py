@@ -23,6 +23,7 @@ import numpy as np
 
 from orchestrator.errors import DataUnusable, Interrupted, OrchError, Usage
 from orchestrator.formatting import counted
+from orchestrator.plugins import require
 from orchestrator.storage.addresses import SCHEMES, read_regular
 from orchestrator.values import codec
 from orchestrator.values.plan import ErrorReport, Hint
@@ -95,6 +96,7 @@ class _HuggingFaceTokenizer:
     """
 
     def __init__(self, file: Path, end: str | None = None, field: str = _FIELD) -> None:
+        require("data")
         from tokenizers import Tokenizer  # noqa: PLC0415  who packs bytes needs no tokenizers
 
         try:

@@ -244,7 +244,8 @@ class _EmulatedHosts:
             if time.monotonic() >= deadline:
                 return None
             time.sleep(_POLL_S)
-        job, error = ("FAILED", f"the driver ended with {code}") if code else ("SUCCEEDED", None)
+        error = f"the driver {backend.describe_exit(code)}" if code else None
+        job = "FAILED" if code else "SUCCEEDED"
         return backend.ClusterEvent(nodes=self.up, job=job, error=error)
 
 
@@ -300,7 +301,7 @@ class _MeetingClient:
         return "RUNNING" if code is None else "FAILED" if code else "SUCCEEDED"
 
     def why(self, job: str) -> str:
-        return f"its driver ended with {self._drivers[job].poll()}"
+        return f"its driver {backend.describe_exit(self._drivers[job].wait())}"
 
     def live_jobs(self) -> Sequence[str]:
         return [job for job in self._drivers if self.state(job) == "RUNNING"]

@@ -177,6 +177,10 @@ if __name__ == "__main__":
                 time.sleep(_EMULATED_S)
             child = subprocess.Popen(command, env={**os.environ, meetings.VARIABLE: where})
             signal.signal(signal.SIGTERM, lambda *_: child.kill())
-            sys.exit(child.wait())
+            code = child.wait()
+            if code < 0:  # end by the same signal, so that whoever waits can name it
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                os.kill(os.getpid(), -code)
+            sys.exit(code)
         case arguments:
             _be_host(arguments)
