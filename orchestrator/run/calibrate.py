@@ -8,7 +8,6 @@ import datetime
 import hashlib
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import suppress
@@ -25,12 +24,18 @@ from orchestrator.errors import MeasurementFailed, UnknownName
 from orchestrator.formatting import GIB
 from orchestrator.planning import calibrated
 from orchestrator.planning.calibrated import ChipProfile, Machine, Measurements, Timing
-from orchestrator.processes import LOOPBACK, emulated_devices, free_port, without_device_settings
+from orchestrator.processes import (
+    LOOPBACK,
+    MODULE,
+    emulated_devices,
+    free_port,
+    without_device_settings,
+)
 from orchestrator.run.progress import Progress, Stage, silent, task
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
 
-_COMMAND: tuple[str, ...] = (sys.executable, "-m", "trainers.microbenchmarks")
+_COMMAND: tuple[str, ...] = (*MODULE, "trainers.microbenchmarks")
 _PLAN, _RESULT, _LOG = "plan.json", "result.json", "log"
 _LIMIT_S = 600.0
 _LAST_LINES = 5

@@ -120,7 +120,7 @@ def _devices() -> Finding:
         return _limited("devices", "JAX is not installed", install_command("prove"))
     try:
         child = subprocess.run(
-            [sys.executable, "-c", _DEVICES],
+            [sys.executable, "-P", "-c", _DEVICES],
             capture_output=True, text=True, timeout=_DEVICES_LIMIT_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
