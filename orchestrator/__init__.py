@@ -11,8 +11,8 @@ does. docs/api.md shows them all. Each is imported when it is first used, so tha
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # `typing` is slow to import, and until then Ctrl-C is a traceback
 if TYPE_CHECKING:
     from orchestrator.errors import OrchError as OrchError
     from orchestrator.reading.examples import examples as examples

@@ -7,9 +7,7 @@ from click.shell_completion import get_completion_class
 
 import orchestrator as orch
 from orchestrator import cli as shared
-from orchestrator.cli.endings import next_after
 from orchestrator.errors import OrchError
-from orchestrator.evidence.studies import report_of_study
 from orchestrator.journal.listing import find_run
 from orchestrator.journal.study_journal import StudyJournal, find_run_or_study
 from orchestrator.run.progress import interruptible, run_command, storage_command
@@ -17,8 +15,6 @@ from orchestrator.show import machine_screens as machine
 from orchestrator.show import parts as ui
 from orchestrator.show import status_screen as screens
 from orchestrator.show.progress import Display, say_end
-from orchestrator.show.report_screen import compare_screen, report_screen
-from orchestrator.show.study_screens import study_report_screen, verdict_text
 from orchestrator.show.terminal import echo, echo_json, say, show
 from orchestrator.values.report import Report
 from orchestrator.values.run import LIVE, Status
@@ -61,6 +57,9 @@ def status_command(run: str, storage: Path, as_json: bool) -> None:
     else:
         study = find_run_or_study(storage, found.study)
         assert isinstance(study, StudyJournal)
+        from orchestrator.evidence.studies import report_of_study  # noqa: PLC0415  a long import
+        from orchestrator.show.study_screens import study_report_screen  # noqa: PLC0415  likewise
+
         following = run_command("report", study.key, storage)
         measured = study_report_screen(report_of_study(study), following)
         say(screens.study_runs_screen(found), "\n", measured)
@@ -112,6 +111,8 @@ def compare_command(runs: tuple[str, ...], storage: Path, as_json: bool) -> None
 
     Example: orch compare llama3-70b-4pod-3f9a1c07-1 llama3-70b-4pod-3f9a1c07-2
     """
+    from orchestrator.show.report_screen import compare_screen  # noqa: PLC0415  a long import
+
     found, following = orch.compare(runs, storage), run_command("report", runs[-1], storage)
     show(found, lambda: compare_screen(found, following), as_json=as_json)
 
@@ -140,6 +141,9 @@ def report_command(
     if as_json:
         show(orch.report(run, storage), as_json=True)
         return
+    from orchestrator.show.report_screen import report_screen  # noqa: PLC0415  a long import
+    from orchestrator.show.study_screens import study_report_screen, verdict_text  # noqa: PLC0415
+
     page = orch.write_report(run, storage, out=out)
     for problem in page.problems:
         echo(f"warning: {problem}", err=True)
@@ -259,5 +263,7 @@ def _next_of_run(status: Status, named: str, storage: Path) -> str:
         try:
             find_run(storage, status.run).plan(status.plan_digest)
         except OrchError as error:
+            from orchestrator.cli.endings import next_after  # noqa: PLC0415  as in `cli`
+
             return error.next_command or next_after(error)
     return screens.next_run_command(status, named, storage)

@@ -1,29 +1,56 @@
 """Look at recorded runs and studies, report on them, read their logs, cancel and remove them."""
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from orchestrator import journal
-from orchestrator.errors import RunIsLive, UnknownName
-from orchestrator.evidence.report import make_report
-from orchestrator.evidence.studies import report_of_study
-from orchestrator.journal.ownership import check_folder_own, request_cancel
+from orchestrator import journal, tracking
+from orchestrator.errors import ForeignRun, RunIsLive, UnknownName
+from orchestrator.journal.ownership import check_folder_own, check_own, request_cancel
 from orchestrator.journal.run_journal import Journal, Log, LogReader, LogTail, list_logs
 from orchestrator.journal.study_journal import StudyJournal, find_run_or_study
 from orchestrator.run import progress as events
 from orchestrator.run.progress import RUNS, NotConfirmed, Notice, Progress
-from orchestrator.run.records import catch_up
 from orchestrator.storage.addresses import folder
 from orchestrator.values.report import Report
 from orchestrator.values.run import LIVE, LogLine, Run, Status
 from orchestrator.values.study import ScalingReport, StudyStatus, SweepReport
 
 _POLL_S = 0.5
+_RETRY_AFTER_S = 30.0  # a failed try is not repeated by every command that looks
+_MOST_AT_ONCE = 100
 # Without a rank: the last lines of the first ranks.
 _MOST_RANKS, _MOST_LINES = 8, 100
+
+
+def catch_up(storage: Path, runs: Sequence[Run]) -> None:
+    """Let MLflow have in the background what it lacks of runs that have ended."""
+    ended = [(Journal(storage / run.run), run) for run in runs if run.state not in LIVE]
+    if behind := [journal for journal, run in ended if _is_due(journal, run)]:
+        tracking.in_background(behind[:_MOST_AT_ONCE])
+
+
+def _is_due(journal: Journal, run: Run) -> bool:
+    """Return whether MLflow lacks something of a run, and the last try was not just now."""
+    note = tracking.read_sync_state(journal)
+    if note is None or not tracking.is_behind(run, note) or not is_own(journal):
+        return False
+    tried_at_s = 0.0
+    with suppress(OSError):
+        tried_at_s = journal.paths.sync_state.stat().st_mtime
+    return note.problem is None or time.time() - tried_at_s > _RETRY_AFTER_S
+
+
+def is_own(journal: Journal) -> bool:
+    """Return whether a run is this user's and can be written: the lock of a sync lies in it."""
+    with suppress(ForeignRun):
+        check_own(journal)
+        return os.access(journal.path, os.W_OK)
+    return False
 
 
 def runs(storage: str | Path = RUNS, *, progress: Progress | None = None) -> list[Run]:
@@ -52,6 +79,10 @@ def status(run: str, storage: str | Path = RUNS) -> Status | StudyStatus:
 
 def report(run: str, storage: str | Path = RUNS) -> Report | ScalingReport | SweepReport:
     """Return a run, or a study, measured against predicted."""
+    # Reports know all arithmetic of plans, which other looks at a run need not wait for.
+    from orchestrator.evidence.report import make_report  # noqa: PLC0415
+    from orchestrator.evidence.studies import report_of_study  # noqa: PLC0415
+
     record = find_run_or_study(folder(storage), run)
     if isinstance(record, StudyJournal):
         return report_of_study(record)
@@ -60,6 +91,8 @@ def report(run: str, storage: str | Path = RUNS) -> Report | ScalingReport | Swe
 
 def compare(runs: Sequence[str], storage: str | Path = RUNS) -> list[Report]:
     """Return the reports of several runs, or of those of a study, each once."""
+    from orchestrator.evidence.report import make_report  # noqa: PLC0415  as above
+
     found = [record for run in runs for record in journal.find_runs(folder(storage), run)]
     return [make_report(record) for record in {record.key: record for record in found}.values()]
 

@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from orchestrator import formatting as fmt
@@ -13,16 +14,20 @@ from orchestrator.run.progress import run_command, storage_command, storage_of
 from orchestrator.show import parts as ui
 from orchestrator.show import rehearsal_screen as screens
 from orchestrator.show.machine_screens import mlflow_links
-from orchestrator.show.plan_screen import plan_screen
-from orchestrator.show.proof_screen import proof_screen
 from orchestrator.show.status_screen import next_run_command
-from orchestrator.show.study_screens import forecast_screen
 from orchestrator.show.terminal import StatusLine, echo, is_live, say
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import Run, State, Step
 from orchestrator.values.study import Study, Trial
 
 _Texts = tuple[str, ...]
+
+
+def _long(module: str, name: str) -> Callable[..., str]:
+    """Return a screen whose module is a long import: most commands never show it."""
+    screen: Callable[..., str] = getattr(import_module(f"orchestrator.show.{module}"), name)
+    return screen
+
 
 _COUNT_EVERY_S = _SHOW_EVERY_S = 2.0
 _SHOWN_STATES = ("starting", "stopping", "pending")
@@ -107,7 +112,7 @@ class Display:
             case "proved":
                 plan, proof, age_s = values["plan"], values["proof"], values["age_s"]
                 following = None if proof.passes else self.other_plans
-                say("\n", proof_screen(plan, proof, age_s, following))
+                say("\n", _long("proof_screen", "proof_screen")(plan, proof, age_s, following))
             case "job started":
                 run = values["run"]
                 logs = run_command("logs", run.run, storage_of(run), "-f")
@@ -228,7 +233,7 @@ def _noticed(topic: str, run: Run) -> _Texts:
 # The screens of notices, by topic. Each takes the values of its topic.
 _SCREENS: dict[str, Callable[..., _Texts]] = {
     "started": _started,
-    "planned": lambda plan: ("\n", plan_screen(plan, None)),
+    "planned": lambda plan: ("\n", _long("plan_screen", "plan_screen")(plan, None)),
     "rehearsal ready": lambda plan, small, steps, changes: (
         "\n",
         screens.rehearsal_screen(plan, small, steps, changes),
@@ -237,7 +242,11 @@ _SCREENS: dict[str, Callable[..., _Texts]] = {
     "cluster ready": lambda **values: ("\n", screens.cluster_screen(**values)),
     "resumed": _resumed,
     "ended": _ended,
-    "study planned": lambda forecast: ("\n", forecast_screen(forecast), "\n"),
+    "study planned": lambda forecast: (
+        "\n",
+        _long("study_screens", "forecast_screen")(forecast),
+        "\n",
+    ),
     "trial started": _trial_started,
     "trial ended": lambda run, tracked: (
         f"  {tracked.tracker} {_tracked_text(run, tracked)}\n",
