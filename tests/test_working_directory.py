@@ -36,10 +36,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def submit(orch_process: RunOrch, folder: Path, *more: str) -> str:
-    """The last lines of a rehearsal, in that folder, with the trainer in it."""
+    """What a rehearsal says that succeeds in that folder."""
     done = orch_process(
         "submit", str(ROOT / "specs/tiny_2pod.yaml"), "--steps", "2", *more,
-        "--set", "run.trainer=my_bigram", "--set", f"run.storage={folder.parent / 'runs'}",
+        "--set", f"run.storage={folder.parent / 'runs'}",
         cwd=folder, timeout_s=400,
     )  # fmt: skip
     assert not (folder / "taken").exists(), (folder / "taken").read_text()
@@ -48,8 +48,9 @@ def submit(orch_process: RunOrch, folder: Path, *more: str) -> str:
 
 
 def test_nothing_is_taken_from_it_on_hosts(folder: Path, orch_process: RunOrch) -> None:
-    """What measures the machine, the hosts, the driver and the ranks."""
-    said = submit(orch_process, folder, "--no-prove", "--set", "cluster.backend=hosts")
+    """What measures the machine, the hosts, the driver and the ranks; they find the trainer."""
+    sets = ("--set", "cluster.backend=hosts", "--set", "run.trainer=my_bigram")
+    said = submit(orch_process, folder, "--no-prove", *sets)
     assert "succeeded, 2 of 2 steps" in said
 
 

@@ -32,7 +32,7 @@ def runs_command(storage: Path, as_json: bool) -> None:
     """
     found = orch.runs(storage, progress=Display())
     following = run_command("status", found[0].run, storage) if found else None
-    studies = orch.studies(storage)
+    studies = orch.studies(storage, found)
     show(
         found, lambda: screens.runs_screen(found, str(storage), studies, following), as_json=as_json
     )

@@ -62,9 +62,13 @@ def runs(storage: str | Path = RUNS, *, progress: Progress | None = None) -> lis
     return listed
 
 
-def studies(storage: str | Path = RUNS) -> list[StudyStatus]:
-    """Return all studies in a storage directory, by name, each with its runs."""
-    return [study.status() for study in journal.list_studies(folder(storage))]
+def studies(storage: str | Path = RUNS, listed: Sequence[Run] = ()) -> list[StudyStatus]:
+    """Return all studies in a storage directory, by name, each with its runs.
+
+    `listed` are those that `runs(storage)` has just returned: they are not read again.
+    """
+    found = journal.list_studies(folder(storage))
+    return [study.status(listed=listed) for study in found]
 
 
 def status(run: str, storage: str | Path = RUNS) -> Status | StudyStatus:
