@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 
 
 def main() -> None:
@@ -22,4 +21,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

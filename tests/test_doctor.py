@@ -15,7 +15,8 @@ from orchestrator.run import doctor
 from orchestrator.show import machine_screens as render
 from orchestrator.values.run import Finding, HealthReport
 from tests.conftest import RunOrch
-from tests.journals import claimed_run
+from tests.journals import claimed_run, step, tiny_plan
+from tests.reports import finished_run
 
 
 def test_doctor_finds_this_machine_fit(orch: RunOrch, tmp_path: Path) -> None:
@@ -136,3 +137,17 @@ def test_commands_and_runs_are_completed(tmp_path: Path) -> None:
     assert completed("orch", "doc") == "plain,doctor"
     assert completed("orch", "status", "ti") == "plain,tiny-2pod-1"
     assert completed("orch", "status", "other") == ""
+
+
+def test_steps_that_are_as_written_are_not_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their sum says it all: a million steps take a second, and not five."""
+    run = finished_run(tmp_path, "it", plan=tiny_plan(), steps=[step(n) for n in range(5)]).journal
+    path = run.paths.steps(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(doctor, "read_table", None)
+        assert doctor.doctor_run("it", tmp_path).findings == ()
+    path.write_bytes(path.read_bytes().replace(b'"index":3', b'"index":4'))
+    [found] = doctor.doctor_run("it", tmp_path).findings
+    assert found.kind == "steps"

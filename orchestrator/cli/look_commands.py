@@ -9,7 +9,6 @@ import orchestrator as orch
 from orchestrator import cli as shared
 from orchestrator.errors import OrchError
 from orchestrator.journal.listing import find_run
-from orchestrator.journal.study_journal import StudyJournal, find_run_or_study
 from orchestrator.run.progress import interruptible, run_command, storage_command
 from orchestrator.show import machine_screens as machine
 from orchestrator.show import parts as ui
@@ -55,13 +54,12 @@ def status_command(run: str, storage: Path, as_json: bool) -> None:
     elif isinstance(found, Status):
         say(screens.status_screen(found, _next_of_run(found, run, storage)))
     else:
-        study = find_run_or_study(storage, found.study)
-        assert isinstance(study, StudyJournal)
-        from orchestrator.evidence.studies import report_of_study  # noqa: PLC0415  a long import
-        from orchestrator.show.study_screens import study_report_screen  # noqa: PLC0415  likewise
+        from orchestrator.show.study_screens import study_report_screen  # noqa: PLC0415  as below
 
-        following = run_command("report", study.key, storage)
-        measured = study_report_screen(report_of_study(study), following)
+        following = run_command("report", found.study, storage)
+        report = orch.report(found.study, storage)
+        assert not isinstance(report, Report)
+        measured = study_report_screen(report, following)
         say(screens.study_runs_screen(found), "\n", measured)
 
 

@@ -16,9 +16,8 @@ from orchestrator.journal.study_journal import StudyJournal, find_run_or_study
 from orchestrator.run import progress as events
 from orchestrator.run.progress import RUNS, NotConfirmed, Notice, Progress
 from orchestrator.storage.addresses import folder
-from orchestrator.values.report import Report
 from orchestrator.values.run import LIVE, LogLine, Run, Status
-from orchestrator.values.study import ScalingReport, StudyStatus, SweepReport
+from orchestrator.values.study import StudyStatus
 
 _POLL_S = 0.5
 _RETRY_AFTER_S = 30.0  # a failed try is not repeated by every command that looks
@@ -79,26 +78,6 @@ def status(run: str, storage: str | Path = RUNS) -> Status | StudyStatus:
     found = record.status()
     catch_up(record.path.parent, [found])
     return found
-
-
-def report(run: str, storage: str | Path = RUNS) -> Report | ScalingReport | SweepReport:
-    """Return a run, or a study, measured against predicted."""
-    # Reports know all arithmetic of plans, which other looks at a run need not wait for.
-    from orchestrator.evidence.report import make_report  # noqa: PLC0415
-    from orchestrator.evidence.studies import report_of_study  # noqa: PLC0415
-
-    record = find_run_or_study(folder(storage), run)
-    if isinstance(record, StudyJournal):
-        return report_of_study(record)
-    return make_report(record)
-
-
-def compare(runs: Sequence[str], storage: str | Path = RUNS) -> list[Report]:
-    """Return the reports of several runs, or of those of a study, each once."""
-    from orchestrator.evidence.report import make_report  # noqa: PLC0415  as above
-
-    found = [record for run in runs for record in journal.find_runs(folder(storage), run)]
-    return [make_report(record) for record in {record.key: record for record in found}.values()]
 
 
 class _RunLogs(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 from orchestrator import formatting as fmt
@@ -23,10 +23,9 @@ from orchestrator.values.study import Study, Trial
 _Texts = tuple[str, ...]
 
 
-def _long(module: str, name: str) -> Callable[..., str]:
+def _long(name: str) -> Any:
     """Return a screen whose module is a long import: most commands never show it."""
-    screen: Callable[..., str] = getattr(import_module(f"orchestrator.show.{module}"), name)
-    return screen
+    return resolve_name(f"orchestrator.show.{name}")
 
 
 _COUNT_EVERY_S = _SHOW_EVERY_S = 2.0
@@ -112,7 +111,7 @@ class Display:
             case "proved":
                 plan, proof, age_s = values["plan"], values["proof"], values["age_s"]
                 following = None if proof.passes else self.other_plans
-                say("\n", _long("proof_screen", "proof_screen")(plan, proof, age_s, following))
+                say("\n", _long("proof_screen:proof_screen")(plan, proof, age_s, following))
             case "job started":
                 run = values["run"]
                 logs = run_command("logs", run.run, storage_of(run), "-f")
@@ -233,7 +232,7 @@ def _noticed(topic: str, run: Run) -> _Texts:
 # The screens of notices, by topic. Each takes the values of its topic.
 _SCREENS: dict[str, Callable[..., _Texts]] = {
     "started": _started,
-    "planned": lambda plan: ("\n", _long("plan_screen", "plan_screen")(plan, None)),
+    "planned": lambda plan: ("\n", _long("plan_screen:plan_screen")(plan, None)),
     "rehearsal ready": lambda plan, small, steps, changes: (
         "\n",
         screens.rehearsal_screen(plan, small, steps, changes),
@@ -242,11 +241,7 @@ _SCREENS: dict[str, Callable[..., _Texts]] = {
     "cluster ready": lambda **values: ("\n", screens.cluster_screen(**values)),
     "resumed": _resumed,
     "ended": _ended,
-    "study planned": lambda forecast: (
-        "\n",
-        _long("study_screens", "forecast_screen")(forecast),
-        "\n",
-    ),
+    "study planned": lambda study: ("\n", _long("study_screens:forecast_screen")(study), "\n"),
     "trial started": _trial_started,
     "trial ended": lambda run, tracked: (
         f"  {tracked.tracker} {_tracked_text(run, tracked)}\n",

@@ -190,13 +190,10 @@ def _train(plan: Plan, args: WorkerArgs, worker: str, *, rehearsal: bool) -> Att
     """
     # Ray keeps files of its own of a run: all hosts must see them. A rehearsal has one host.
     shared = is_address(args.run) and not rehearsal
+    where = str(Path.cwd()) if rehearsal else os.curdir  # that of the user, not of Ray
     trainer = private_api.jax_trainer(private=rehearsal)(
         train_loop_per_worker=_on_worker,
-        train_loop_config={
-            "worker": worker,
-            "args": args,
-            "folder": str(Path.cwd()) if rehearsal else os.curdir,
-        },
+        train_loop_config={"worker": worker, "args": args, "folder": where},
         jax_config=_JaxOnNodeAddress(use_tpu=True),
         scaling_config=ScalingConfig(
             use_tpu=True,
