@@ -11,8 +11,8 @@ does. docs/api.md shows them all. Each is imported when it is first used, so tha
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # `typing` is slow to import, and until then Ctrl-C is a traceback
 if TYPE_CHECKING:
     from orchestrator.errors import OrchError as OrchError
     from orchestrator.reading.examples import examples as examples
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from orchestrator.run.exports import import_maxtext as import_maxtext
     from orchestrator.run.exports import pack as pack
     from orchestrator.run.exports import schema as schema
+    from orchestrator.run.proofs import compare as compare
     from orchestrator.run.proofs import explain as explain
     from orchestrator.run.proofs import prove as prove
     from orchestrator.run.proofs import prove_diff as prove_diff
     from orchestrator.run.proofs import prove_less_recompute as prove_less_recompute
     from orchestrator.run.proofs import prove_stages as prove_stages
+    from orchestrator.run.proofs import report as report
     from orchestrator.run.proofs import score as score
     from orchestrator.run.records import sync as sync
     from orchestrator.run.records import ui as ui
     from orchestrator.run.runs import cancel as cancel
-    from orchestrator.run.runs import compare as compare
     from orchestrator.run.runs import follow as follow
     from orchestrator.run.runs import follow_logs as follow_logs
     from orchestrator.run.runs import logs as logs
     from orchestrator.run.runs import remove as remove
-    from orchestrator.run.runs import report as report
     from orchestrator.run.runs import runs as runs
     from orchestrator.run.runs import status as status
     from orchestrator.run.runs import studies as studies
@@ -68,9 +68,9 @@ _MODULES = {
     "run.calibrate": "calibrate",
     "run.doctor": "doctor doctor_run",
     "run.exports": "export export_maxtext export_weights import_maxtext pack schema",
-    "run.proofs": "explain prove prove_diff prove_less_recompute prove_stages score",
+    "run.proofs": "compare explain prove prove_diff prove_less_recompute prove_stages report score",
     "run.records": "sync ui",
-    "run.runs": "cancel compare follow follow_logs logs remove report runs status studies",
+    "run.runs": "cancel follow follow_logs logs remove runs status studies",
     "run.specs": "create_spec deadline_odds diff is_study key_help known_proof load offers plan"
     " plans",
     "run.studies": "study submit_study",

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import metadata
 from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, entry_points
@@ -58,6 +59,9 @@ def _find(kind: str, name: str, built_in: Mapping[str, str]) -> EntryPoint:
     if name in registered:
         return registered[name]
     reference = EntryPoint(name, name, group)
+    with suppress(OSError):  # the working directory was removed
+        if (here := str(Path.cwd())) not in sys.path:
+            sys.path.append(here)  # the last one: no file there hides another module
     if kind == "trainer" and name.isidentifier():
         # A module of its own whose file defines a `program`; nothing is imported.
         file = source(name)

@@ -3,6 +3,7 @@
 import os
 import random
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
@@ -13,6 +14,8 @@ from pathlib import Path
 import platformdirs
 
 _POLL_S = 0.5
+# Starts a module of ours: -P keeps files of the user's folder, such as random.py, from being it.
+MODULE = (sys.executable, "-P", "-m")
 
 
 def end_with_parent(end: Callable[[], object]) -> None:

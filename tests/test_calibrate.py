@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from orchestrator import processes
 from orchestrator.cli.look_commands import calibrate_command
 from orchestrator.cli.plan_commands import plan_command
 from orchestrator.errors import MeasurementFailed, UnknownName
@@ -101,7 +102,7 @@ def compile_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
         made = emulated_devices(inherited, count)
         return made | {"XLA_FLAGS": f"{made['XLA_FLAGS']} {QUICK_XLA_FLAGS}"}
 
-    monkeypatch.setattr(calibrate, "emulated_devices", environment)
+    monkeypatch.setattr(processes, "emulated_devices", environment)
 
 
 def test_a_failed_measurement_is_one_message() -> None:

@@ -17,7 +17,8 @@ from orchestrator.run.cluster import refusal_note
 from orchestrator.show import machine_screens as render
 from orchestrator.values.run import Finding, HealthReport
 from tests.conftest import RunOrch
-from tests.journals import claimed_run
+from tests.journals import claimed_run, step, tiny_plan
+from tests.reports import finished_run
 
 TINY = "specs/tiny_2pod.yaml"
 
@@ -162,3 +163,17 @@ def test_what_a_cluster_refused_is_repeated_until_it_refuses_nothing(
     assert "it lacks 2 slices of v5e 2x2" in found["refusal"].detail
     refusal_note().unlink()
     assert "refusal" not in {each.name for each in doctor.doctor(tmp_path).findings}
+
+
+def test_steps_that_are_as_written_are_not_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their sum says it all: a million steps take a second, and not five."""
+    run = finished_run(tmp_path, "it", plan=tiny_plan(), steps=[step(n) for n in range(5)]).journal
+    path = run.paths.steps(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(doctor, "read_table", None)
+        assert doctor.doctor_run("it", tmp_path).findings == ()
+    path.write_bytes(path.read_bytes().replace(b'"index":3', b'"index":4'))
+    [found] = doctor.doctor_run("it", tmp_path).findings
+    assert found.kind == "steps"

@@ -259,7 +259,7 @@ def test_a_job_whose_answer_was_lost_is_not_submitted_twice(
     run = submit_to(jobs, tmp_path, monkeypatch)
     [(command, name)] = jobs.submits
     assert name == cluster.job_name(run, cluster.SUBMITTED)
-    assert command == f"-m orchestrator.drive {run.journal}"
+    assert command == f"-P -m orchestrator.drive {run.journal}"
     assert cluster.archive_of(journal.Journal(tmp_path / run.run)) == b"code"
     assert run.state == "submitted"
 

@@ -5,6 +5,8 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -145,3 +147,38 @@ def ended(monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]) -> object:
     with pytest.raises(SystemExit) as end:
         main()
     return end.value.code
+
+
+EARLY = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+print("up", flush=True)
+from orchestrator.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize("command", [("plan", TINY), ("runs",)], ids=["plan", "runs"])
+def test_an_interrupt_while_a_command_starts_is_one_line(command: tuple[str, ...]) -> None:
+    """Also while it is imported: most of the first 0.6 s."""
+
+    def interrupted(after_s: float) -> tuple[int, list[str]]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", EARLY, *command], cwd=ROOT, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        with process:
+            assert process.stdout
+            process.stdout.readline()
+            time.sleep(after_s)
+            process.send_signal(signal.SIGINT)
+            said = process.communicate()[1]
+            return process.returncode, said.splitlines()
+
+    with ThreadPoolExecutor(2) as pool:
+        ends = list(pool.map(interrupted, [step / 20 for step in range(1, 17)]))
+    assert ends[0] == (130, ["interrupted"])
+    for _, said in ends:
+        # A plan says what to type next; what was done before the signal says nothing.
+        words = [line for line in said if line and not line.startswith("Next: ")]
+        assert [line.split()[0].rstrip(";") for line in words] in ([], ["interrupted"]), said

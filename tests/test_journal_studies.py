@@ -18,13 +18,13 @@ from orchestrator.errors import (
     SpecError,
     UnknownName,
 )
-from orchestrator.journal.run_journal import noted_tracking
+from orchestrator.journal.run_journal import Journal, noted_tracking
 from orchestrator.journal.study_journal import StudyJournal, StudyRequest
 from orchestrator.run.runs import remove
 from orchestrator.values import codec
 from orchestrator.values.run import TrackedRun
 from orchestrator.values.study import Study, Trial, TrialStart
-from tests.conftest import ROOT
+from tests.conftest import ROOT, RunOrch
 from tests.journals import ME, claimed_run, reason, run_request, tiny_spec
 
 STUDY = Study(
@@ -209,3 +209,23 @@ def test_a_study_does_not_own_the_runs_that_it_names(tmp_path: Path) -> None:
     assert journal.find_runs(tmp_path, study.key) == []
     journal.remove_study(study)
     assert [one.key for one in journal.list_journals(tmp_path)] == ["precious"]
+
+
+def test_a_list_reads_each_run_once(
+    tmp_path: Path, orch: RunOrch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of a study, which were read three times."""
+    study = opened_study(tmp_path)
+    start = journal.start_trial(study, 1, 1)
+    journal.create_run(tmp_path, run_request(study=study.key), start.run)
+    read, run = list[str](), Journal.run
+
+    def counted(self: Journal, *arguments: object) -> object:
+        read.append(self.key)
+        return run(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Journal, "run", counted)
+    shown = orch("runs", "--storage", str(tmp_path)).stdout
+    assert start.run in shown
+    assert study.key in shown
+    assert read == [start.run]

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 from orchestrator.planning.many_slices import best_of_slices
 from orchestrator.planning.nearest_specs import changed
@@ -16,16 +17,17 @@ from tests.bench.plan_speed import (
 )
 from tests.conftest import ROOT
 from tests.example_specs import spec_of
+from tests.journals import claimed_run
 
-PLAN_AND_LIST_MODULES = """
+RUN_AND_LIST_MODULES = """
 import sys
 from orchestrator.cli import main
-sys.argv = ["orch", "plan", "specs/llama3_70b_4pod.yaml"]
+sys.argv = ["orch", *sys.argv[1:]]
 try:
     main()
 except SystemExit as finished:
     assert not finished.code, finished.code
-print("modules:", *sorted({name.split(".")[0] for name in sys.modules}))
+print("modules:", *sys.modules)
 """
 
 
@@ -61,10 +63,10 @@ def test_slices_searched_together_cost_half_of_each_alone() -> None:
     assert together < alone / 2
 
 
-def test_planning_loads_no_framework() -> None:
-    """`orch plan` runs without jax, ray, mlflow or scipy in the process."""
+def loaded(*command: str) -> set[str]:
+    """The modules in the process of a command, and the packages that they are in."""
     done = subprocess.run(
-        [sys.executable, "-c", PLAN_AND_LIST_MODULES],
+        [sys.executable, "-c", RUN_AND_LIST_MODULES, *command],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -72,6 +74,24 @@ def test_planning_loads_no_framework() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    modules = set(done.stdout.rpartition("modules:")[2].split())
+    names = done.stdout.rpartition("modules:")[2].split()
+    return {".".join(name.split(".")[:parts]) for name in names for parts in (1, 2)}
+
+
+def test_planning_loads_no_framework() -> None:
+    """`orch plan` runs without jax, ray, mlflow or scipy in the process."""
+    modules = loaded("plan", "specs/llama3_70b_4pod.yaml")
     assert modules >= {"click", "numpy", "orchestrator", "yaml"}
     assert modules & {"jax", "jaxlib", "mlflow", "optax", "orbax", "ray", "scipy"} == set()
+
+
+def test_a_look_at_runs_loads_no_planning(tmp_path: Path) -> None:
+    """Neither the arithmetic of plans nor what reads specs: these took most of `orch status`."""
+    key = claimed_run(tmp_path).journal.key
+    for command in (["runs"], ["status", key]):
+        modules = loaded(*command, "--storage", str(tmp_path))
+        assert "orchestrator.journal" in modules
+        heavy = ("catalog", "evidence", "planning", "proving", "reading")
+        assert (
+            modules & {"yaml", "jsonschema", *(f"orchestrator.{name}" for name in heavy)} == set()
+        )

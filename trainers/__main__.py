@@ -22,6 +22,7 @@ import jax
 import msgspec
 
 from orchestrator.errors import OrchError, SpecError
+from orchestrator.processes import MODULE
 from orchestrator.storage.addresses import is_address
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
@@ -83,7 +84,7 @@ def _plan(path: Path, trainer: str | None) -> Plan:
             text = path.read_text(encoding="utf-8")
         else:
             # Trainers import no planner, so it runs in a process of its own.
-            command = [sys.executable, "-m", "orchestrator", "plan", str(path), "--json"]
+            command = [*MODULE, "orchestrator", "plan", str(path), "--json"]
             result = subprocess.run(command, capture_output=True, text=True, check=False)
             if result.returncode:
                 raise SpecError(f"{path}: no plan:\n{result.stderr.strip()}")

@@ -1,7 +1,7 @@
 """The command line: commands parse arguments, call the API and print what it returns."""
 
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -79,23 +79,29 @@ def _take_json(command: click.Command) -> None:
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="orch")
-def orch() -> None:
+@click.pass_context
+def orch(context: click.Context) -> None:
     """Plan, prove, run and measure JAX training on TPU pods, from one YAML spec.
 
     Example: orch init my-run.yaml && orch plan my-run.yaml
     """
+    if context.obj:
+        context.obj()
 
 
 _take_json(orch)
 
 
-def main() -> None:
-    """Run a command. Errors made on purpose end in their text and their exit code."""
+def main(begun: Callable[[], object] = lambda: None) -> None:
+    """Run a command, and call `begun` when it is imported and begins.
+
+    Errors made on purpose end in their text and their exit code.
+    """
     if sys.stdout is None:
         report_unwritable("it is closed")
         raise SystemExit(1)
     try:
-        orch.main(standalone_mode=False)
+        orch.main(standalone_mode=False, obj=begun)
         sys.stdout.flush()
     except (click.exceptions.Abort, click.ClickException, OrchError) as error:
         raise SystemExit(_report(error)) from None

@@ -7,18 +7,13 @@ from click.shell_completion import get_completion_class
 
 import orchestrator as orch
 from orchestrator import cli as shared
-from orchestrator.cli.endings import next_after
 from orchestrator.errors import Interrupted, OrchError
-from orchestrator.evidence.studies import report_of_study
 from orchestrator.journal.listing import find_run
-from orchestrator.journal.study_journal import StudyJournal, find_run_or_study
 from orchestrator.run.progress import interruptible, run_command, storage_command
 from orchestrator.show import machine_screens as machine
 from orchestrator.show import parts as ui
 from orchestrator.show import status_screen as screens
 from orchestrator.show.progress import Display, say_end
-from orchestrator.show.report_screen import compare_screen, report_screen
-from orchestrator.show.study_screens import study_report_screen, verdict_text
 from orchestrator.show.terminal import aside, echo, echo_json, say, show
 from orchestrator.values.report import Report
 from orchestrator.values.run import LIVE, Status
@@ -37,7 +32,7 @@ def runs_command(storage: Path, as_json: bool) -> None:
     """
     found = orch.runs(storage, progress=Display())
     following = run_command("status", found[0].run, storage) if found else None
-    studies = orch.studies(storage)
+    studies = orch.studies(storage, found)
     show(
         found, lambda: screens.runs_screen(found, str(storage), studies, following), as_json=as_json
     )
@@ -70,10 +65,12 @@ def status_command(run: str | None, storage: Path, follows: bool, as_json: bool)
     elif isinstance(found, Status):
         say(screens.status_screen(found, _next_of_run(found, run, storage)))
     else:
-        study = find_run_or_study(storage, found.study)
-        assert isinstance(study, StudyJournal)
-        following = run_command("report", study.key, storage)
-        measured = study_report_screen(report_of_study(study), following)
+        from orchestrator.show.study_screens import study_report_screen  # noqa: PLC0415  as below
+
+        following = run_command("report", found.study, storage)
+        report = orch.report(found.study, storage)
+        assert not isinstance(report, Report)
+        measured = study_report_screen(report, following)
         say(screens.study_runs_screen(found), "\n", measured)
 
 
@@ -125,6 +122,8 @@ def compare_command(runs: tuple[str, ...], storage: Path, as_json: bool) -> None
 
     Example: orch compare llama3-70b-4pod-3f9a1c07-1 llama3-70b-4pod-3f9a1c07-2
     """
+    from orchestrator.show.report_screen import compare_screen  # noqa: PLC0415  a long import
+
     found, following = orch.compare(runs, storage), run_command("report", runs[-1], storage)
     show(found, lambda: compare_screen(found, following), as_json=as_json)
 
@@ -154,6 +153,9 @@ def report_command(
     if as_json:
         show(orch.report(run, storage), as_json=True)
         return
+    from orchestrator.show.report_screen import report_screen  # noqa: PLC0415  a long import
+    from orchestrator.show.study_screens import study_report_screen, verdict_text  # noqa: PLC0415
+
     page = orch.write_report(run, storage, out=out)
     for problem in page.problems:
         echo(f"warning: {problem}", err=True)
@@ -273,5 +275,7 @@ def _next_of_run(status: Status, named: str, storage: Path) -> str:
         try:
             find_run(storage, status.run).plan(status.plan_digest)
         except OrchError as error:
+            from orchestrator.cli.endings import next_after  # noqa: PLC0415  as in `cli`
+
             return error.next_command or next_after(error)
     return screens.next_run_command(status, named, storage)

@@ -216,7 +216,7 @@ def _jobs(spec: Spec, plan: Plan, name: str, meeting: str) -> list[_Manifest]:
         spec,
         plan,
         "host",
-        command=["python", "-m", "orchestrator.launch.hosts.host_process"],
+        command=["python", "-P", "-m", "orchestrator.launch.hosts.host_process"],
         args=[
             meeting,
             *("--slice", "slice-$(SLICE_INDEX)"),

@@ -351,7 +351,7 @@ _MAX_LINES_BYTES = 1 << 30  # of a file: the steps of a million, about three tim
 MAX_LINE_BYTES = 1 << 20
 _MAX_TAIL_BYTES = 64 << 20
 _TAIL_BYTES = 1 << 15
-_PART_BYTES = 1 << 22
+_PART_BYTES = 1 << 19  # with the steps of one part the caches of a processor are full
 
 
 class LineWriter(AbstractContextManager["LineWriter"]):

@@ -102,8 +102,9 @@ def noted_tracking(
     folder: Path, names: tuple[str, ...] = (TRACKED, TRACKED_HERE)
 ) -> values.TrackedRun | None:
     """Return where a tracker keeps its record of a run or study; None while none is noted."""
+    settled = boundary.settled(folder)
     for name in names:
-        path = boundary.settled(folder) / name
+        path = settled / name
         try:
             stored = codec.from_json(files.read(path), values.TrackedRun)
         except FileNotFoundError:
@@ -237,11 +238,16 @@ class Journal:
         plans = {self.paths.name_of(self.paths.plan(d)): s for d, s in state.plan_sums.items()}
         return plans | state.submitted.submission.sums
 
+    def submission(self) -> values.Submission:
+        """Return how the run was submitted, from its first event only."""
+        folder = self.paths.events
+        first = event_log.decoded(folder, event_log.read_one(folder, 1), event_log.decode_event)
+        return self._submitted(first).submission
+
     def _original(self, path: Path, kind: type[T]) -> T:
         """Return the value in a file of which an event has the sha256."""
-        folder, name = self.paths.events, self.paths.name_of(path)
-        first = event_log.decoded(folder, event_log.read_one(folder, 1), event_log.decode_event)
-        expected = self._submitted(first).submission.sums.get(name)
+        name = self.paths.name_of(path)
+        expected = self.submission().sums.get(name)
         expected = expected or self.sums(self.state()).get(name)
         content = _content_of(path)
         if expected and event_log.digest(content) != expected:

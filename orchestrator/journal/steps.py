@@ -156,7 +156,7 @@ def _decode(path: Path, lines: list[bytes]) -> tuple[list[values.TimedStep], lis
 
 
 def _has_checksum(line: bytes) -> bool:
-    return line[:_CRC_BYTES] == _CRC % zlib.crc32(memoryview(line)[_CRC_BYTES:])
+    return line[:_CRC_BYTES] == _CRC % zlib.crc32(line[_CRC_BYTES:])  # a view takes longer
 
 
 # --- the steps of an attempt as columns of numbers: a million of them fit in 80 MB
@@ -231,7 +231,6 @@ class StepTable:
 
 _BY_ROW = ("startups", "evaluations")
 _COLUMNS = tuple(field.name for field in fields(StepTable) if field.name not in _BY_ROW)
-_OF_STEPS = _COLUMNS[1:]  # in the order of a `_Step`
 _INTEGERS = ("index", "tokens")
 
 
@@ -302,9 +301,8 @@ class _Rows:
 
     def add(self, lines: Sequence[_Line | values.TimedStep]) -> None:
         steps = [line.step for line in lines]
-        self._parts["at_s"].append(_column("at_s", [line.at_s for line in lines]))
-        for name in _OF_STEPS:
-            self._parts[name].append(_column(name, list(map(attrgetter(name), steps))))
+        for name in _COLUMNS:
+            self._parts[name].append(_column(name, lines if name == "at_s" else steps))
         for row, step in enumerate(steps, self._rows):
             if step.startup:
                 self._startups[row] = step.startup
@@ -318,10 +316,16 @@ class _Rows:
         return StepTable(**columns, startups=self._startups, evaluations=self._evaluations)
 
 
-def _column(name: str, cells: list[Any]) -> NDArray[Any]:
-    if cells and cells.count(None) == len(cells):
-        return np.full(len(cells), np.nan)
-    return np.array(cells, np.int64 if name in _INTEGERS else np.float64)
+def _column(name: str, rows: Sequence[object]) -> NDArray[Any]:
+    """Return an attribute of each row as numbers."""
+    kind: type = np.int64 if name in _INTEGERS else np.float64
+    cells = map(attrgetter(name), rows)
+    try:
+        return np.fromiter(cells, kind, len(rows))
+    except TypeError:  # not every row has it, and mostly none
+        known = list(map(attrgetter(name), rows))
+        nothing = known.count(None) == len(known)
+        return np.full(len(known), np.nan) if nothing else np.array(known, kind)
 
 
 # --- which steps of a run count: of each step its last attempt, unless that was undone

@@ -5,7 +5,7 @@ A trial is named before its run starts; the number of that record is the fence, 
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -92,9 +92,15 @@ class StudyJournal:
             return run if run.study == self.key else None
         return None
 
-    def status(self, clock: Clock = time.time) -> StudyStatus:
-        submission, starts = self.submission(), self.trial_starts()
-        runs = [(start, run) for start in starts if (run := self.trial_run(start, clock))]
+    def status(self, clock: Clock = time.time, listed: Sequence[Run] = ()) -> StudyStatus:
+        """Return the state of the study; runs that are `listed` are not read."""
+        submission, known = self.submission(), {run.run: run for run in listed}
+        every = [
+            (start, run if run and run.study == self.key else self.trial_run(start, clock))
+            for start in self.trial_starts()
+            for run in [known.get(start.run)]
+        ]
+        runs = [(start, run) for start, run in every if run]
         study = submission.study
         done = {(start.trial, start.repeat) for start, run in runs if is_settled(study, run)}
         total = len(study.trials) * study.repeats
@@ -105,7 +111,7 @@ class StudyJournal:
             name=study.name,
             kind=study.kind,
             scaling=study.scaling,
-            state="running" if _activity(self, starts, clock) else ended,
+            state="running" if _activity(every, clock) else ended,
             journal=address(self.path),
             submitted_at_s=submission.at_s,
             read_at_s=clock(),
@@ -195,15 +201,14 @@ def track(
 
 def _idle_starts(journal: StudyJournal, clock: Clock) -> list[TrialStart]:
     starts = journal.trial_starts()
-    if activity := _activity(journal, starts, clock):
+    if activity := _activity(((s, journal.trial_run(s, clock)) for s in starts), clock):
         raise errors.RunIsLive(f"study {journal.key}: {activity}")
     return starts
 
 
-def _activity(journal: StudyJournal, starts: Sequence[TrialStart], clock: Clock) -> str | None:
+def _activity(starts: Iterable[tuple[TrialStart, Run | None]], clock: Clock) -> str | None:
     """Say which run of a study is live or about to start; None if no run is."""
-    for start in starts:
-        run = journal.trial_run(start, clock)
+    for start, run in starts:
         if run and run.state in LIVE:
             return f"its run {run.run} is {run.state}"
         recent = clock() - start.at_s < UNCLAIMED_S and start.by != liveness.this_process()

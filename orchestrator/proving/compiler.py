@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -18,7 +17,7 @@ from orchestrator.errors import OrchError, ProofUnavailable, SpecError
 from orchestrator.planning.step_work import ICI_RATE
 from orchestrator.planning.time import peak
 from orchestrator.planning.torus import HOP_S, cluster_rate, make_torus
-from orchestrator.processes import deepen_compiler_stacks, without_device_settings
+from orchestrator.processes import MODULE, deepen_compiler_stacks, without_device_settings
 from orchestrator.proving.compiled import CompileFailure, CompileRequest, CompileResult
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
@@ -92,7 +91,7 @@ def schedule_rates(plan: Plan) -> ScheduleRates | None:
     )
 
 
-_COMMAND = (sys.executable, "-m", "orchestrator.proving.compile_process")
+_COMMAND = (*MODULE, "orchestrator.proving.compile_process")
 OnStage = Callable[[str], None]
 
 

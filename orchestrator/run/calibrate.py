@@ -6,7 +6,6 @@ import datetime
 import hashlib
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import suppress
@@ -18,17 +17,16 @@ import msgspec
 import platformdirs
 import psutil
 
-from orchestrator import plugins
+from orchestrator import plugins, processes
 from orchestrator.errors import MeasurementFailed, UnknownName
 from orchestrator.formatting import GIB
 from orchestrator.planning import calibrated
 from orchestrator.planning.calibrated import ChipProfile, Machine, Measurements, Timing
-from orchestrator.processes import LOOPBACK, emulated_devices, free_port, without_device_settings
 from orchestrator.run.progress import Progress, Stage, silent, task
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
 
-_COMMAND: tuple[str, ...] = (sys.executable, "-m", "trainers.microbenchmarks")
+_COMMAND: tuple[str, ...] = (*processes.MODULE, "trainers.microbenchmarks")
 _PLAN, _RESULT, _LOG = "plan.json", "result.json", "log"
 _LIMIT_S = 600.0
 _LAST_LINES = 5
@@ -180,7 +178,7 @@ def _measure(plan: Plan | None = None) -> Measurements:
         command = [*_COMMAND, str(folder / _RESULT)]
         if plan:
             (folder / _PLAN).write_bytes(codec.to_json(plan))
-            command += [str(folder / _PLAN), f"{LOOPBACK}:{free_port()}"]
+            command += [str(folder / _PLAN), f"{processes.LOOPBACK}:{processes.free_port()}"]
         busy = _BusyCores()
         hosts = plan.hosts if plan else 1
         started = [_start(command, plan, number, folder) for number in range(hosts)]
@@ -207,10 +205,10 @@ def _start(
     """Start one process; the first one's output goes into the log."""
     if plan:
         command = [*command, str(number)]
-        environment = emulated_devices(os.environ, plan.devices_per_host)
+        environment = processes.emulated_devices(os.environ, plan.devices_per_host)
         environment["MEGASCALE_SLICE_ID"] = str(number * plan.pods // plan.hosts)
     else:  # the devices of this machine are measured, which TPU_ describes
-        environment = without_device_settings(os.environ, keep=("TPU_",))
+        environment = processes.without_device_settings(os.environ, keep=("TPU_",))
     with (folder / _LOG if number == 0 else Path(os.devnull)).open("wb") as log:
         # Ctrl-C is for the caller. In sessions of their own they would take 1.4 times as long:
         # Linux shares cores between sessions first. The processes of a rehearsal are in one.

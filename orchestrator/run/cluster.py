@@ -104,7 +104,7 @@ def start_driver(jobs: ClusterClient, journal: Journal, progress: Progress, *how
     job = job_name(run, state.last)
     choice = destinations.passed_on(journal)
     recorded = ("--recorded-in", choice) if choice else ()
-    words = ("-m", "orchestrator.drive", address(journal.path.absolute()), *how, *recorded)
+    words = ("-P", "-m", "orchestrator.drive", address(journal.path.absolute()), *how, *recorded)
     try:
         jobs.start(words, archive_of(journal), job)
     except ClusterUnusable as refusal:

@@ -25,7 +25,7 @@ from orchestrator.journal import events, files, ownership
 from orchestrator.journal.listing import find_run
 from orchestrator.journal.run_journal import Journal, read_value
 from orchestrator.journal.run_state import RunState
-from orchestrator.journal.steps import read_table
+from orchestrator.journal.steps import read_table, summarize_steps, written_steps
 from orchestrator.launch.backend import ClusterUnusable, find_backend
 from orchestrator.planning.planner import make_plan, plan_on
 from orchestrator.planning.rehearsal import rehearse
@@ -130,7 +130,7 @@ def _devices() -> Finding:
         return _limited("devices", "JAX is not installed", plugins.install_command("prove"))
     try:
         child = subprocess.run(
-            [sys.executable, "-c", _DEVICES],
+            [sys.executable, "-P", "-c", _DEVICES],
             capture_output=True, text=True, timeout=_DEVICES_LIMIT_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
@@ -260,6 +260,10 @@ def _findings(journal: Journal) -> Iterator[FileFinding]:
             stops=not document, repairable=repairable,
         )  # fmt: skip
     for attempt in state.attempts:
+        if attempt.written and attempt.written == written_steps(journal.path, attempt.number):
+            summary, _ = summarize_steps(journal.path, attempt)
+            if summary.steps_done >= (attempt.saved_steps or 0):
+                continue
         table, problems = read_table(journal.path, attempt)
         done = int(table.index[-1]) + 1 if len(table) else 0
         lost = attempt.written.lines - len(table) if attempt.written else 0

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from orchestrator.planning.calibrated import ChipProfile
 from orchestrator.planning.diff_plans import PlanDiff
 from orchestrator.planning.offers import Offers, PlanWithOdds
 from orchestrator.plugins import require
+from orchestrator.processes import MODULE
 from orchestrator.proving.compare import ProofDiff
 from orchestrator.reading.examples import spec_text
 from orchestrator.reading.huggingface import config_of, same_config
@@ -40,8 +40,8 @@ from orchestrator.values.report import Report
 from orchestrator.values.run import ExportedWeights, WeightsRequest, WeightsResult, WeightType
 
 _TASK = "weights"
-_COMMAND = (sys.executable, "-m", "trainers.huggingface.write")
-_PACK_COMMAND = (sys.executable, "-m", "trainers.data.pack")
+_COMMAND = (*MODULE, "trainers.huggingface.write")
+_PACK_COMMAND = (*MODULE, "trainers.data.pack")
 _CONFIG = "config.json"
 _PLAN, _CHECKPOINTS = "plan.json", "checkpoints"  # of a run of `python -m trainers`
 # What goes with weights besides their config: the tokenizer, and how text is generated.

@@ -4,7 +4,6 @@ On a named cluster the run goes on without its follower; a rehearsal ends with i
 """
 
 import shlex
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ from orchestrator.journal.ownership import Writer, request_cancel
 from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.steps import StepReader
 from orchestrator.launch import backend
+from orchestrator.processes import MODULE
 from orchestrator.run.progress import Notice, Progress, RunUpdate, TaskEnded, interrupt_name
 from orchestrator.run.progress import collected_interrupts as interrupts
 from orchestrator.storage.addresses import address
@@ -138,7 +138,7 @@ def drive(
     """Drive a run on emulated slices of this machine to its end; return why it was given up."""
     path = address(journal.path.absolute())
     local = backend.find_backend(journal.spec().cluster.backend)
-    command = shlex.join([sys.executable, "-m", "orchestrator.drive", path, *how])
+    command = shlex.join([*MODULE, "orchestrator.drive", path, *how])
     with local.emulate(plan, command) as cluster, _watch(journal, "rehearsal", progress) as watch:
         return _RehearsalFollower(watch, cluster, signals, plan.hosts).follow()
 

@@ -1,24 +1,31 @@
-"""Check plans and figures: with the real compiler, by derivation, against published runs."""
+"""Check plans and figures: by the compiler, by derivation, against published and own runs."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from orchestrator import journal
 from orchestrator.errors import OrchError, SpecError
 from orchestrator.evidence.explain.assemble import explain as derive
 from orchestrator.evidence.explain.formula import Explanation
+from orchestrator.evidence.report import make_report
 from orchestrator.evidence.score import evaluate
 from orchestrator.evidence.score.samples import Score
+from orchestrator.evidence.studies import report_of_study
+from orchestrator.journal.study_journal import StudyJournal, find_run_or_study
 from orchestrator.planning.planner import explained_stage, stage_specs
 from orchestrator.proving.compare import ProofDiff, diff_proofs
 from orchestrator.proving.verdict import ProofResult, least_recompute
 from orchestrator.proving.verdict import prove as prove_program
-from orchestrator.run.progress import Notice, Progress, silent, task
+from orchestrator.run.progress import RUNS, Notice, Progress, silent, task
 from orchestrator.run.specs import SpecSource, loaded, planned
+from orchestrator.storage.addresses import folder
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
+from orchestrator.values.report import Report
 from orchestrator.values.spec import Spec
+from orchestrator.values.study import ScalingReport, SweepReport
 
 
 class ProofFailed(OrchError):
@@ -150,3 +157,17 @@ def score(
         return made
     goodput, recoveries = evaluate.goodput_scores(), evaluate.recovery_scores()
     return replace(made, goodput=goodput, recoveries=recoveries)
+
+
+def report(run: str, storage: str | Path = RUNS) -> Report | ScalingReport | SweepReport:
+    """Return a run, or a study, measured against predicted."""
+    record = find_run_or_study(folder(storage), run)
+    if isinstance(record, StudyJournal):
+        return report_of_study(record)
+    return make_report(record)
+
+
+def compare(runs: Sequence[str], storage: str | Path = RUNS) -> list[Report]:
+    """Return the reports of several runs, or of those of a study, each once."""
+    found = [record for run in runs for record in journal.find_runs(folder(storage), run)]
+    return [make_report(record) for record in {record.key: record for record in found}.values()]

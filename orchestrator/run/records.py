@@ -3,7 +3,6 @@
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -12,21 +11,20 @@ from pathlib import Path
 from orchestrator import tracking
 from orchestrator.errors import ForeignRun, JournalUnreadable, JournalUnwritable, OrchError
 from orchestrator.journal.listing import find_run, list_journals, list_runs
-from orchestrator.journal.ownership import check_own, owner_of
+from orchestrator.journal.ownership import owner_of
 from orchestrator.journal.run_journal import Journal
 from orchestrator.run import progress as events
 from orchestrator.run.progress import RUNS, Notice, Progress, Stage, TaskEnded, Tracked
+from orchestrator.run.runs import catch_up, is_own
 from orchestrator.storage.addresses import folder, is_copy
 from orchestrator.tracking.destinations import NotRecorded
 from orchestrator.tracking.mlflow import server
 from orchestrator.tracking.mlflow.store import TRACKER, Store, is_server
 from orchestrator.tracking.mlflow.views import links, set_views, views, views_with_runs
 from orchestrator.tracking.recorder import LOCK_LIMIT_S, ONCE_LIMIT_S, Recorder
-from orchestrator.values.run import LIVE, Destination, Run, SyncResult, ViewLink
+from orchestrator.values.run import LIVE, Destination, SyncResult, ViewLink
 from orchestrator.values.run_options import TrackingOptions
 
-_RETRY_AFTER_S = 30.0  # a failed try is not repeated by every command that looks
-_MOST_AT_ONCE = 100
 _SILENT_S = 2.0  # a wait that is too short to mention
 _UI_TASK = "MLflow UI"
 
@@ -86,34 +84,9 @@ def tracked_at_end(journal: Journal) -> Tracked:
     return Tracked(tracker=where.tracker, place=where.label, problem=problem)
 
 
-def catch_up(storage: Path, runs: Sequence[Run]) -> None:
-    ended = [(Journal(storage / run.run), run) for run in runs if run.state not in LIVE]
-    if behind := [journal for journal, run in ended if _is_due(journal, run)]:
-        tracking.in_background(behind[:_MOST_AT_ONCE])
-
-
 def record_files(journal: Journal) -> None:
-    if tracking.read_sync_state(journal) and _is_own(journal):
+    if tracking.read_sync_state(journal) and is_own(journal):
         tracking.in_background([journal])
-
-
-def _is_due(journal: Journal, run: Run) -> bool:
-    """Return whether MLflow lacks something of a run, and the last try was not just now."""
-    note = tracking.read_sync_state(journal)
-    if note is None or not tracking.is_behind(run, note) or not _is_own(journal):
-        return False
-    tried_at_s = 0.0
-    with suppress(OSError):
-        tried_at_s = journal.paths.sync_state.stat().st_mtime
-    return note.problem is None or time.time() - tried_at_s > _RETRY_AFTER_S
-
-
-def _is_own(journal: Journal) -> bool:
-    """Return whether a run is this user's and can be written: the lock of a sync lies in it."""
-    with suppress(ForeignRun):
-        check_own(journal)
-        return os.access(journal.path, os.W_OK)
-    return False
 
 
 def ui(

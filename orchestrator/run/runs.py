@@ -1,30 +1,56 @@
 """Look at recorded runs and studies, report on them, read their logs, cancel and remove them."""
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from orchestrator import journal
-from orchestrator.errors import RunIsLive, UnknownName
-from orchestrator.evidence.report import make_report
-from orchestrator.evidence.studies import report_of_study
-from orchestrator.journal.ownership import check_folder_own, request_cancel
+from orchestrator import journal, tracking
+from orchestrator.errors import ForeignRun, RunIsLive, UnknownName
+from orchestrator.journal.ownership import check_folder_own, check_own, request_cancel
 from orchestrator.journal.run_journal import Journal, Log, LogReader, LogTail, list_logs
 from orchestrator.journal.study_journal import StudyJournal, find_run_or_study
 from orchestrator.run import progress as events
 from orchestrator.run.follow import watch
 from orchestrator.run.progress import RUNS, NotConfirmed, Notice, Progress
-from orchestrator.run.records import catch_up
 from orchestrator.storage.addresses import folder
-from orchestrator.values.report import Report
 from orchestrator.values.run import LIVE, LogLine, Run, Status
-from orchestrator.values.study import ScalingReport, StudyStatus, SweepReport
+from orchestrator.values.study import StudyStatus
 
 _POLL_S = 0.5
+_RETRY_AFTER_S = 30.0  # a failed try is not repeated by every command that looks
+_MOST_AT_ONCE = 100
 # Without a rank: the last lines of the first ranks.
 _MOST_RANKS, _MOST_LINES = 8, 100
+
+
+def catch_up(storage: Path, runs: Sequence[Run]) -> None:
+    """Let MLflow have in the background what it lacks of runs that have ended."""
+    ended = [(Journal(storage / run.run), run) for run in runs if run.state not in LIVE]
+    if behind := [journal for journal, run in ended if _is_due(journal, run)]:
+        tracking.in_background(behind[:_MOST_AT_ONCE])
+
+
+def _is_due(journal: Journal, run: Run) -> bool:
+    """Return whether MLflow lacks something of a run, and the last try was not just now."""
+    note = tracking.read_sync_state(journal)
+    if note is None or not tracking.is_behind(run, note) or not is_own(journal):
+        return False
+    tried_at_s = 0.0
+    with suppress(OSError):
+        tried_at_s = journal.paths.sync_state.stat().st_mtime
+    return note.problem is None or time.time() - tried_at_s > _RETRY_AFTER_S
+
+
+def is_own(journal: Journal) -> bool:
+    """Return whether a run is this user's and can be written: the lock of a sync lies in it."""
+    with suppress(ForeignRun):
+        check_own(journal)
+        return os.access(journal.path, os.W_OK)
+    return False
 
 
 def runs(storage: str | Path = RUNS, *, progress: Progress | None = None) -> list[Run]:
@@ -36,9 +62,13 @@ def runs(storage: str | Path = RUNS, *, progress: Progress | None = None) -> lis
     return listed
 
 
-def studies(storage: str | Path = RUNS) -> list[StudyStatus]:
-    """Return all studies in a storage directory, by name, each with its runs."""
-    return [study.status() for study in journal.list_studies(folder(storage))]
+def studies(storage: str | Path = RUNS, listed: Sequence[Run] = ()) -> list[StudyStatus]:
+    """Return all studies in a storage directory, by name, each with its runs.
+
+    `listed` are those that `runs(storage)` has just returned: they are not read again.
+    """
+    found = journal.list_studies(folder(storage))
+    return [study.status(listed=listed) for study in found]
 
 
 def status(run: str, storage: str | Path = RUNS) -> Status | StudyStatus:
@@ -57,20 +87,6 @@ def follow(run: str, storage: str | Path = RUNS, *, progress: Progress | None = 
     if record.run().state in LIVE and watch(record, report_to) is None:
         report_to(Notice("left running", run=record.run()))
     return record.status()
-
-
-def report(run: str, storage: str | Path = RUNS) -> Report | ScalingReport | SweepReport:
-    """Return a run, or a study, measured against predicted."""
-    record = find_run_or_study(folder(storage), run)
-    if isinstance(record, StudyJournal):
-        return report_of_study(record)
-    return make_report(record)
-
-
-def compare(runs: Sequence[str], storage: str | Path = RUNS) -> list[Report]:
-    """Return the reports of several runs, or of those of a study, each once."""
-    found = [record for run in runs for record in journal.find_runs(folder(storage), run)]
-    return [make_report(record) for record in {record.key: record for record in found}.values()]
 
 
 class _RunLogs(msgspec.Struct, frozen=True, kw_only=True):

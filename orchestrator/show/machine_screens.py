@@ -1,21 +1,24 @@
 """Show what a machine can do, what MLflow has, what was exported, and the keys of a spec."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from orchestrator import formatting as fmt
-from orchestrator.planning.calibrated import ChipProfile, Operation
-from orchestrator.reading.expectations import KeyHelp
 from orchestrator.show import parts as ui
 from orchestrator.values import codec
 from orchestrator.values import run as runs
 
-_UNITS: dict[Operation, str] = {"matmul": "FLOP/s", "attention": "FLOP/s", "copy": "B/s"}
+if TYPE_CHECKING:
+    from orchestrator.planning.calibrated import ChipProfile, Operation
+    from orchestrator.reading.expectations import KeyHelp
+
+_UNITS: "dict[Operation, str]" = {"matmul": "FLOP/s", "attention": "FLOP/s", "copy": "B/s"}
 _EXAMPLE = "specs/tiny_2pod.yaml"
 _SIGNS = {"good": "ok", "limited": "LIMITED", "broken": "BROKEN"}
 _MANY = 12  # keys that a person reads one by one
 
 
-def calibration_screen(profile: ChipProfile, path: str) -> ui.Screen:
+def calibration_screen(profile: "ChipProfile", path: str) -> ui.Screen:
     machine = profile.machine
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     what = f"{machine.device_kind}: {machine.cores} cores of {machine.processor}"
@@ -121,7 +124,7 @@ def weights_screen(weights: runs.ExportedWeights) -> str:
     )
 
 
-def key_help_screen(keys: Sequence[KeyHelp], next_command: str) -> ui.Screen:
+def key_help_screen(keys: "Sequence[KeyHelp]", next_command: str) -> ui.Screen:
     """Return what each key means and must be; of many keys, what those below the first mean."""
 
     blocks = []

@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any
 
 from orchestrator import formatting as fmt
@@ -13,16 +14,19 @@ from orchestrator.run.progress import run_command, storage_command, storage_of
 from orchestrator.show import parts as ui
 from orchestrator.show import rehearsal_screen as screens
 from orchestrator.show.machine_screens import mlflow_links
-from orchestrator.show.plan_screen import plan_screen
-from orchestrator.show.proof_screen import proof_screen
 from orchestrator.show.status_screen import next_run_command
-from orchestrator.show.study_screens import forecast_screen
 from orchestrator.show.terminal import StatusLine, echo, is_live, say
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import Run, State, Step
 from orchestrator.values.study import Study, Trial
 
 _Texts = tuple[str, ...]
+
+
+def _long(name: str) -> Any:
+    """Return a screen whose module is a long import: most commands never show it."""
+    return resolve_name(f"orchestrator.show.{name}")
+
 
 _COUNT_EVERY_S = _SHOW_EVERY_S = 2.0
 _SHOWN_STATES = ("starting", "stopping", "pending")
@@ -108,7 +112,7 @@ class Display:
             case "proved":
                 plan, proof, age_s = values["plan"], values["proof"], values["age_s"]
                 following = None if proof.passes else self.other_plans
-                say("\n", proof_screen(plan, proof, age_s, following))
+                say("\n", _long("proof_screen:proof_screen")(plan, proof, age_s, following))
             case "job started":
                 run = values["run"]
                 logs = run_command("logs", run.run, storage_of(run), "-f")
@@ -117,7 +121,8 @@ class Display:
                 say("\n", submitted, "\n", f"\nNext: {logs}\n" if self.detach else "")
             case "planned":
                 detail: ui.Detail = "brief" if self.rehearses else "usual"
-                say("\n", plan_screen(values["plan"], None, detail=detail))
+                shown = _long("plan_screen:plan_screen")(values["plan"], None, detail=detail)
+                say("\n", shown)
             case _:
                 self.rehearses |= topic == "started" and values["address"] is None
                 self.left |= topic == "left running"
@@ -241,7 +246,7 @@ _SCREENS: dict[str, Callable[..., _Texts]] = {
     "cluster ready": lambda **values: ("\n", screens.cluster_screen(**values)),
     "resumed": _resumed,
     "ended": _ended,
-    "study planned": lambda forecast: ("\n", forecast_screen(forecast), "\n"),
+    "study planned": lambda study: ("\n", _long("study_screens:forecast_screen")(study), "\n"),
     "trial started": _trial_started,
     "trial ended": lambda run, tracked: (
         f"  {tracked.tracker} {_tracked_text(run, tracked)}\n",

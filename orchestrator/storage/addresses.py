@@ -51,20 +51,21 @@ def is_copy(path: str | Path) -> bool:
 
 
 def _copies() -> Path:
+    return _resolved(*map(os.environ.get, (VARIABLE, "XDG_CACHE_HOME", "HOME")))
+
+
+@lru_cache  # every look at a file asks
+def _resolved(named: str | None, *_: str | None) -> Path:
     usual = platformdirs.user_cache_path("orch") / "buckets"
-    return _resolved(os.environ.get(VARIABLE) or str(usual))
-
-
-@lru_cache
-def _resolved(folder: str) -> Path:
-    return Path(os.path.realpath(folder))
+    return Path(os.path.realpath(named or usual))
 
 
 def _parts_of(path: Path) -> tuple[str, ...] | None:
-    root, parts = _copies().parts, path.parts
-    if parts[: len(root)] != root or len(parts) < len(root) + 2:
+    root = _copies()
+    if not str(path).startswith(f"{root}{os.sep}"):  # most paths, and quickly
         return None
-    return parts[len(root) :]
+    inside = path.parts[len(root.parts) :]
+    return inside if len(inside) > 1 else None
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from orchestrator.processes import MODULE
 from orchestrator.storage.addresses import Place, address, folder, place_of
 
 _BEGIN = "begin"
@@ -155,7 +156,7 @@ def pipe_to(path: Path) -> int:
     """Return a descriptor whose bytes a process of its own writes to a file of a bucket."""
     read, write = os.pipe()
     subprocess.Popen(
-        [sys.executable, "-m", "orchestrator.storage.segments", address(path)],
+        [*MODULE, "orchestrator.storage.segments", address(path)],
         stdin=read, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     os.close(read)

@@ -76,7 +76,9 @@ class _Choice(Value):
 
 
 def _choice(journal: Journal, where: Destination) -> _Choice:
-    return _Choice(id=_id(journal), destination=_with_addresses(where, relative_uri, journal))
+    return _Choice(
+        id=journal.submission().id, destination=_with_addresses(where, relative_uri, journal)
+    )
 
 
 def remember(journal: Journal, destination: Destination) -> None:
@@ -92,7 +94,7 @@ def _chosen(journal: Journal, environment: Mapping[str, str] = os.environ) -> De
     """Return where a command of this user chose to record a run; None where none did."""
     if passed := passed_choice(journal, environment):
         return _with_addresses(passed.destination, absolute_uri, journal)
-    run_id = _id(journal)
+    run_id = journal.submission().id
     path = _choice_path(run_id)
     with suppress(OSError, msgspec.DecodeError):
         choice = codec.from_json(boundary.read_bytes(path), _Choice)
@@ -111,7 +113,7 @@ def passed_on(journal: Journal) -> str | None:
 def passed_choice(journal: Journal, environment: Mapping[str, str]) -> _Choice | None:
     with suppress(msgspec.DecodeError):
         choice = codec.from_json(environment.get(VARIABLE, ""), _Choice)
-        return choice if choice.id == _id(journal) else None
+        return choice if choice.id == journal.submission().id else None
     return None
 
 
@@ -122,10 +124,6 @@ def _with_addresses(
     storage = journal.path.absolute().parent
     artifacts = None if where.artifacts is None else change(where.artifacts, storage)
     return replace(where, uri=change(where.uri, storage), artifacts=artifacts)
-
-
-def _id(journal: Journal) -> str:
-    return journal.state().submitted.submission.id
 
 
 def _choice_path(run_id: str) -> Path:

@@ -1,7 +1,6 @@
 """Records runs: one process at a time syncs a run, and notes the result next to its journal."""
 
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +14,7 @@ from orchestrator.errors import ForeignRun, JournalUnreadable
 from orchestrator.journal import boundary
 from orchestrator.journal.ownership import check_own
 from orchestrator.journal.run_journal import Journal
+from orchestrator.processes import MODULE
 from orchestrator.storage.addresses import address
 from orchestrator.tracking import destinations
 from orchestrator.tracking.destinations import NotRecorded, RunNotRecorded, Tracker
@@ -186,7 +186,7 @@ def _start(arguments: list[str], journal: Journal, *, piped: bool) -> subprocess
         log = boundary.appending_to(journal.paths.sync_log)
     with log as out:
         return subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.tracking", *arguments],
+            [*MODULE, "orchestrator.tracking", *arguments],
             stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
             stdout=out,
             stderr=out,

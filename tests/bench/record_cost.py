@@ -1,13 +1,16 @@
-"""What recording costs a training step, and how long many steps take to record.
+"""What recording costs a training step, and how long many steps take to record and to look at.
 
     python -m tests.bench.record_cost [STEPS MANY]
 
 A step is written to the journal by the process that trains; recording reads it from there, in a
 process of its own at the lowest priority. So what a step pays is the journal's line, with and
 without somebody who records, and the processor time that the recorder takes from the machine.
+What a command takes to look at a run is told as a multiple of a plain scan of the same files: a
+process that reads them and counts their lines.
 """
 
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -27,6 +30,12 @@ from tests.records import destination_in, rows, start_tracked_run
 STEP_S = 0.1
 USUAL = (300, 10_000)
 LIMIT = 0.01
+SCAN = """
+import sys
+from pathlib import Path
+files = (path for path in Path(sys.argv[1]).rglob("*") if path.is_file())
+print(sum(path.read_bytes().count(b"\\n") for path in files))
+"""
 
 
 def seconds_to_append(
@@ -81,6 +90,27 @@ def record_many_steps(storage: Path, steps: int) -> tuple[float, float, int]:
     return took_s, time.perf_counter() - began_s, len(page.encode())
 
 
+def processor_s(*command: str) -> float:
+    """Processor seconds of a command, the least of three."""
+    taken: list[float] = []
+    for _ in range(3):
+        before = os.times()
+        subprocess.run([sys.executable, *command], check=True, capture_output=True)
+        after = os.times()
+        used_s = after.children_user + after.children_system
+        taken.append(used_s - before.children_user - before.children_system)
+    return min(taken)
+
+
+def print_looks(storage: Path, looks: dict[str, tuple[str, ...]]) -> None:
+    """Print what commands take to look at a storage, and how many scans of its files that is."""
+    scan_s = processor_s("-c", SCAN, str(storage))
+    print(f"a scan of the files    {scan_s:.2f} s of processor time")
+    for name, words in looks.items():
+        took_s = processor_s("-m", "orchestrator", *words, "--storage", str(storage))
+        print(f"{name:22} {took_s:.2f} s, {took_s / scan_s:.1f} scans")
+
+
 def main(steps: int, most: int) -> int:
     with tempfile.TemporaryDirectory() as folder:
         storage = Path(folder)
@@ -95,6 +125,8 @@ def main(steps: int, most: int) -> int:
         took_s, drawn_s, size = record_many_steps(storage, most)
         print(f"{most:,} steps           recorded in {took_s:.1f} s, drawn in {drawn_s:.1f} s on a"
               f" page of {size / 1e3:.0f} kB")  # fmt: skip
+        looks = ("status", "report", "doctor")
+        print_looks(storage, {f"orch {name}": (name, "many") for name in looks})
     if added > LIMIT:
         print(f"recording costs more than {LIMIT * 100:.0f} % of a step", file=sys.stderr)
         return 1

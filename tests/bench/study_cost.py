@@ -1,4 +1,4 @@
-"""What a study of many trials takes to report: its journals read, compared, drawn.
+"""What a study of many trials takes to report: its journals read, compared, drawn, listed.
 
     python -m tests.bench.study_cost [--trials 200] [--steps 1000]
 
@@ -20,6 +20,7 @@ from orchestrator.show import study_screens
 from orchestrator.show.pages import _scaling_page
 from orchestrator.values import codec
 from orchestrator.values.study import Study, Trial, TrialStart
+from tests.bench.record_cost import print_looks
 from tests.journals import tiny_plan, tiny_spec
 from tests.reports import finished_run, timed
 
@@ -64,6 +65,7 @@ def main() -> int:
         table = study_screens.study_report_screen(report, "")
         page = _scaling_page(report, {one.trial: one.predicted for one in ran})
         all_s = time.perf_counter() - began_s
+        print_looks(Path(folder), {"orch runs": ("runs",)})
     runs = f"{wanted.trials} trials of {wanted.steps:,} steps"
     sizes = f"a table of {len(table.splitlines())} lines, a page of {len(page.encode()):,} B"
     print(f"study  {runs}: read in {read_s:.2f} s, reported in {all_s:.2f} s; {sizes}")

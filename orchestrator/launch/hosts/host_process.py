@@ -93,7 +93,7 @@ class _Host:
 
 def start_program(*words: str, env: dict[str, str] | None = None) -> "subprocess.Popen[bytes]":
     """Start this program in a session of its own."""
-    command = [sys.executable, "-m", PROGRAM, *words]
+    command = [*processes.MODULE, PROGRAM, *words]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=env, start_new_session=True)
 
 

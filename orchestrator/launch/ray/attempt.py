@@ -12,8 +12,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import chdir, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ray.util
@@ -46,7 +47,8 @@ def join_cluster(address: str) -> None:
     """Connect to the cluster that runs this job, over loopback when it listens there."""
     host = address.rpartition(":")[0]
     pinned: dict[str, Any] = {"_node_ip_address": host} if host == "127.0.0.1" else {}
-    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **pinned)
+    with chdir("/"):  # Ray puts the working directory first in the module path of all workers
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **pinned)
 
 
 def main(address: str, spec: AttemptSpec) -> None:
@@ -181,9 +183,10 @@ def _train(plan: Plan, args: WorkerArgs, worker: str, *, rehearsal: bool) -> Att
     """Run the worker on every host of the plan's slices, with JAX joined; wait for all."""
     # Ray keeps files of its own of a run: all hosts must see them. A rehearsal has one host.
     shared = is_address(args.run) and not rehearsal
+    where = str(Path.cwd()) if rehearsal else os.curdir  # that of the user, not of Ray
     trainer = private_api.jax_trainer(private=rehearsal)(
         train_loop_per_worker=_on_worker,
-        train_loop_config={"worker": worker, "args": args},
+        train_loop_config={"worker": worker, "args": args, "folder": where},
         jax_config=_JaxOnNodeAddress(use_tpu=True),
         scaling_config=ScalingConfig(
             use_tpu=True,
@@ -206,6 +209,7 @@ def _train(plan: Plan, args: WorkerArgs, worker: str, *, rehearsal: bool) -> Att
 
 
 def _on_worker(config: dict[str, Any]) -> None:
+    os.chdir(config["folder"])  # a trainer may be there, or read files there
     pkgutil.resolve_name(config["worker"])(config["args"], get_context().get_world_rank())
 
 

@@ -34,6 +34,7 @@ from orchestrator.launch.ray.attempt import join_cluster
 from orchestrator.launch.ray.attempt_process import AttemptProcess
 from orchestrator.launch.ray.local_cluster import Patience, PrivateCluster, private_cluster, states
 from orchestrator.launch.ray.slices import WORKER_ID, emulated_hosts, is_free, kind_of, name_of
+from orchestrator.processes import MODULE
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
 
@@ -76,7 +77,7 @@ class _RayJobs:
         """Look at what the cluster has for a run. An interrupt ends the job that looks."""
         names = (plan.topology, slices.pod_type(plan), slices.accelerator_type(plan))
         asked = codec.to_json(request).decode()
-        job = self.start(["-m", _PREFLIGHT, asked, *names], archive)
+        job = self.start(["-P", "-m", _PREFLIGHT, asked, *names], archive)
         state, why = "", None
         try:
             for answer in states(lambda: self.state(job), lambda: self.why(job), Patience()):
@@ -174,8 +175,8 @@ class RayBackend:
 
     def attempt(self, spec: AttemptSpec) -> AttemptProcess:
         """An attempt on the cluster of RAY_ADDRESS, in whose job the driver runs."""
-        module = ("-m", "orchestrator.launch.ray.attempt")
-        return AttemptProcess([sys.executable, *module, codec.to_json(spec).decode()])
+        module = (*MODULE, "orchestrator.launch.ray.attempt")
+        return AttemptProcess([*module, codec.to_json(spec).decode()])
 
 
 # --- the preflight, as a job of the cluster

@@ -9,6 +9,7 @@ waits.
 import os
 import secrets
 import select
+import shlex
 import shutil
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from orchestrator.launch.backend import JOB_ENDED, ClusterEvent
 from orchestrator.launch.ray import attempt_process, private_api
 from orchestrator.launch.ray.attempt_process import POLL_S, JsonProcess
 from orchestrator.launch.ray.slices import EmulatedHost
-from orchestrator.processes import LOOPBACK, claimed, emulated_devices
+from orchestrator.processes import LOOPBACK, MODULE, claimed, emulated_devices
 from orchestrator.values import codec
 from orchestrator.values.codec import Value
 
@@ -59,7 +60,7 @@ def private_cluster(
     (folder / "ray").mkdir()  # Ray writes its address here, and not where everybody looks
     with (folder / "supervisor.log").open("wb") as log:
         supervisor = subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.launch.ray.local_cluster"],
+            [*MODULE, "orchestrator.launch.ray.local_cluster"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -100,8 +101,12 @@ def _environment(folder: Path, mark: str, devices: int) -> dict[str, str]:
     token = folder / "token"
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(32), encoding="ascii")
-    return emulated_devices(os.environ, devices) | {
+    environment = emulated_devices(os.environ, devices)
+    if modules := environment.get("PYTHONPATH"):  # the nodes have another working directory
+        environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, modules.split(os.pathsep)))
+    return environment | {
         attempt_process.MARK: mark,
+        "PYTHONSAFEPATH": "1",  # also for the processes that Ray's dashboard starts
         "SPT_NOENV": "1",  # keeps Ray's processes from writing their title over the mark
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
@@ -230,6 +235,9 @@ def _clean_up(request: _ClusterRequest) -> None:
 
 def _serve(request: _ClusterRequest, out: TextIO) -> None:
     private_api.allow_slow_start()
+    # Ray puts the working directory of the node first in the module path of what starts the job.
+    command = f"cd {shlex.quote(str(Path.cwd()))} && exec {request.command}"
+    os.chdir("/")
     with claimed() as ports:
         cluster = private_api.head_cluster(
             **_node(ports),
@@ -255,7 +263,7 @@ def _serve(request: _ClusterRequest, out: TextIO) -> None:
             _send(out, ClusterEvent(nodes=count))
     head = cluster.head_node
     _send(out, ClusterEvent(address=f"http://{head.webui_url}"))
-    client, job = _submit(head, request.command)
+    client, job = _submit(head, command)
     patience = Patience(needless=lambda: attempt_process.runs(request.mark, request.command))
 
     def ask() -> str:

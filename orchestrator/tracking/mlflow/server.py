@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import OrchError
-from orchestrator.processes import LOOPBACK, free_port
+from orchestrator.processes import LOOPBACK, MODULE, free_port
 from orchestrator.tracking.mlflow.store import SETTINGS, USUAL_PORT
 
 # What `mlflow server` hands to its app. Importing MLflow here, to ask for the names, takes seconds.
@@ -57,7 +57,7 @@ def serving(
 ) -> Iterator[_Served]:
     """Yield a server that shows a database, for as long as a `with` lasts."""
     chosen = port or free_port(USUAL_PORT)
-    program = [sys.executable, "-m", "orchestrator.tracking.mlflow.server", uri, str(chosen)]
+    program = [*MODULE, "orchestrator.tracking.mlflow.server", uri, str(chosen)]
     with log.open("wb") as out:
         process = subprocess.Popen(
             program, stdin=subprocess.PIPE, stdout=out, stderr=out, start_new_session=True
@@ -118,7 +118,8 @@ def main(uri: str, port: str) -> int:
         os.killpg(0, signal.SIGKILL)
     os.close(ended)  # `alive` stays open for as long as this process lives
     settings = SETTINGS | _SERVER_SETTINGS | {_BACKEND_STORE: uri}
-    uvicorn = [sys.executable, "-m", "uvicorn", "--factory", APP]
+    # Without --app-dir uvicorn looks for modules in the working directory first.
+    uvicorn = [*MODULE, "uvicorn", "--factory", APP, "--app-dir", os.devnull]
     command = [*uvicorn, "--host", LOOPBACK, "--port", port]
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=os.environ | settings)
 
