@@ -101,6 +101,7 @@ def efficiency(chip: str, compute: str = "bf16") -> Efficiency | None:
     return msgspec.convert(content, Efficiency)
 
 
+@cache
 def shared_efficiency(name: str) -> LearnedConstant:
     """Return a constant that is the same for all kinds of chips."""
     return msgspec.convert(table(_LEARNED)["shared"][name], LearnedConstant)
