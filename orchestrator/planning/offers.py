@@ -30,6 +30,7 @@ from orchestrator.planning.search import (
     multiple_of,
     search_request,
 )
+from orchestrator.planning.step_work import step_work
 from orchestrator.planning.time import step_time, time_lines
 from orchestrator.values.codec import Value
 from orchestrator.values.plan import Estimate, Extrapolation, Plan, PlanWarning
@@ -325,7 +326,8 @@ def _stage_offer(
         return replace(offer, reason=reason or _reason_after_search(request)), 0.0, 0.0
     layout = layout_of_choice(request, choice)
     lines = time_lines(layout)
-    step_s = forecast.step_bounds(layout, lines, step_time(layout, lines))
+    work = step_work(layout, lines)
+    step_s = forecast.step_bounds(layout, lines, step_time(layout, lines), work)
     terms = forecast.Terms(spec.experiment.tokens, forecast.run_goodput(layout, spec), price)
     goodput, days, _, dollars = forecast.time_and_money(layout, step_s, terms)
     offer = replace(
@@ -340,7 +342,7 @@ def _stage_offer(
         days=days,
         dollars=dollars,
         odds=odds_of(days, dollars, wanted.by_days, wanted.budget_dollars),
-        extrapolations=forecast.extrapolated(layout, lines, step_s),
+        extrapolations=forecast.extrapolated(layout, work, step_s),
     )
     return offer, change_s(goodput), chips * terms.goodput.rented
 
