@@ -17,10 +17,11 @@ slice's own search: both choose alike (tests/test_offers.py compares them).
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from math import prod
 
 import numpy as np
 
-from orchestrator.network.mesh_axes import SHARED_OVER_DCN, SLICE_REPLICAS
+from orchestrator.network.mesh_axes import SLICE_REPLICAS
 from orchestrator.network.rematerialization import Treatments
 from orchestrator.planning import search
 from orchestrator.planning.fastest_ways import fastest_ways
@@ -28,6 +29,7 @@ from orchestrator.planning.feasibility import (
     batch_range,
     batches_next_to,
     placements,
+    sharing,
     sizes_by_name,
 )
 from orchestrator.planning.layout import Number, Training
@@ -130,7 +132,7 @@ class _FreePolicy:
 def best_of_slices(requests: Sequence[search.SearchRequest]) -> list[search.Choice | None]:
     """Return the choice for each request; None where nothing is realizable or fits.
 
-    The requests differ only in topology and pods, and no mesh is requested.
+    The requests differ only in topology and pods.
     """
     found: list[search.Choice | None] = [None] * len(requests)
 
@@ -248,8 +250,8 @@ class _SlicesSearch:
             self.requests[0], sizes_by_name(table.sizes[keys]), table.batch[keys], microbatches,
             remat, links,
         )  # fmt: skip
-        between = {SLICE_REPLICAS: table.pods[keys], **dict.fromkeys(SHARED_OVER_DCN, 1)}
-        return replace(made, mesh={**made.mesh, **between})
+        replicas = table.pods[keys] // prod(sharing(self.requests[0].mesh).values())
+        return replace(made, mesh={**made.mesh, SLICE_REPLICAS: replicas})
 
     def layout_of_rows(self, rows: Ints, microbatches: Number, remat: Treatments) -> Training:
         links = rows_of_links(self.table.links, self.table.place[rows])

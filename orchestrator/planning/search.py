@@ -312,7 +312,7 @@ def search(request: SearchRequest) -> SearchResult:
     sequences = sequences[sequences > 0]
     for margin in memory_margins(experiment):
         candidates, least = _price(request, realizable[rows], sequences, margin)
-        if len(candidates):
+        if len(candidates) or least[0] > request.chip.hbm_usable_bytes.value:
             break
     return SearchResult(
         enumerated=count_placements(request.torus, usable_axes(experiment.model)),
