@@ -31,7 +31,7 @@ from orchestrator.reading.offer_options import (
 from orchestrator.reading.problems import SpecProblems
 from orchestrator.show.offers_screen import odds_text, offers_screen
 from orchestrator.values.plan import Estimate
-from orchestrator.values.spec import Spec
+from orchestrator.values.spec import MeshRequest, Spec
 from tests.conftest import ROOT, RunOrch
 from tests.example_specs import TINY, spec_of
 
@@ -84,6 +84,18 @@ def test_many_slices_together_are_chosen_as_each_alone(spec: Spec) -> None:
         ]  # fmt: skip
         alone = [best_choices(one, search(one).candidates, 1) for one in requests]
         assert best_of_slices(requests) == [one[0] if one else None for one in alone]
+
+
+@pytest.mark.parametrize(
+    "mesh", [MeshRequest(fsdp_dcn=2), MeshRequest(tensor=4), MeshRequest(fsdp_dcn=4, sequence=2)]
+)
+def test_a_requested_mesh_is_chosen_as_by_the_search_of_one_slice(mesh: MeshRequest) -> None:
+    """Suggestions of a refusal search one slice at a time, also where slices share weights."""
+    spec = small_spec(model="llama3-70b", chip="v5e", topology="8x16", pods=4, mesh=mesh)
+    request = search_request(spec)
+    [choice] = best_of_slices([request])
+    assert choice is not None
+    assert choice == best_choices(request, search(request).candidates, 1)[0]
 
 
 def test_requested_microbatches_stay() -> None:

@@ -62,8 +62,8 @@ def offers_screen(
         for chip in found.request.chips:
             own = [offer for offer in found.offers if offer.chip == chip]
             if all(offer.days is None for offer in own):
-                why = "; ".join(" ".join(row) for row in reasons(own)) or "no slice to rent"
-                best.append(ui.Text(f"{chip}: no plan: {why}", hang=2))
+                refused = "; ".join(map(" ".join, reasons(own))) or "no slice to rent"
+                best.append(ui.Text(f"{chip}: no plan: {refused}", hang=2))
     shown = frontier_of(planned)
     named = " that no other undercuts" if any(offer.on_frontier for offer in shown) else ""
     title = ui.heading(f"{fmt.counted(len(shown), 'offer')}{named}:")
