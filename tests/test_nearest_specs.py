@@ -4,6 +4,7 @@ import json
 import time
 from functools import partial
 from itertools import product
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -203,19 +204,40 @@ def test_a_model_beyond_every_chip_is_refused_with_both_sizes() -> None:
     assert float(figures["needed_bytes"]) > float(figures["usable_bytes"])
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        overrides("llama3-405b", "tpu7x", "16x24x24", 1, 1024, 4096),
-        overrides("llama3-8b", "v5p", "16x20x28", 1, 1024, 4096),
-    ],
-    ids=["tpu7x", "v5p"],
-)
-def test_a_refusal_takes_less_than_three_seconds(asked: list[str]) -> None:
-    """Of this process, for the largest pods there are."""
-    spec, start = api.load(BASE, asked), time.process_time()
-    assert refusal(spec)
-    assert time.process_time() - start < 3
+DEEPSEEK = ROOT / "specs" / "deepseek_v3_tpu7x.yaml"
+MANY = [
+    (BASE, overrides("llama3-405b", "tpu7x", "16x24x24", 1, 1024, 4096)),
+    (BASE, overrides("llama3-8b", "v5p", "16x20x28", 1, 1024, 4096)),
+    (DEEPSEEK, ["resources.topology=2x2x1"]),
+    (DEEPSEEK, ["resources.topology=4x4x4"]),
+    (DEEPSEEK, ["resources.chip=v5e", "resources.topology=16x16"]),
+    (BASE, overrides("llama3-8b", "v6e", "1x1", 1, 1024, 4096)),
+    (BASE, overrides("llama3-405b", "v6e", "16x16", 1, 1024, 4096)),
+]
+
+
+@pytest.mark.parametrize(("base", "asked"), MANY, ids=range(len(MANY)))
+def test_a_refusal_is_quick_and_suggests_what_is_worth_its_price(
+    base: Path, asked: list[str]
+) -> None:
+    """With its suggestions at most 5 s of this process; none is undercut on the same chips, none
+    costs more than three times the cheapest.
+    """
+    spec, start = api.load(base, asked), time.process_time()
+    refused = refusal(spec)
+    assert refused
+    suggestions = refused.suggestions()
+    assert time.process_time() - start < 5
+    assert suggestions
+    priced = [(one, one.dollars.likeliest, one.days.likeliest) for one in suggestions
+              if one.dollars]  # fmt: skip
+    cheapest = min(dollars for _, dollars, _ in priced)
+    for one, dollars, days in priced:
+        assert dollars <= 3 * cheapest
+        for other, fewer_dollars, fewer_days in priced:
+            is_cheaper = fewer_dollars < dollars and fewer_days < days
+            if (other.chip, other.chips) == (one.chip, one.chips) and is_cheaper:
+                assert abs(other.batch_change) > abs(one.batch_change)
 
 
 def test_json_has_reasons_and_suggestions(orch: RunOrch) -> None:

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from datetime import date
+from functools import partial
 from math import erf, log, sqrt
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from orchestrator.reading.offer_options import (
 from orchestrator.reading.problems import SpecProblems
 from orchestrator.show.offers_screen import odds_text, offers_screen
 from orchestrator.values.plan import Estimate
-from orchestrator.values.spec import Spec
+from orchestrator.values.spec import MeshRequest, Spec
 from tests.conftest import ROOT, RunOrch
 from tests.example_specs import TINY, spec_of
 
@@ -83,6 +84,18 @@ def test_many_slices_together_are_chosen_as_each_alone(spec: Spec) -> None:
         ]  # fmt: skip
         alone = [best_choices(one, search(one).candidates, 1) for one in requests]
         assert best_of_slices(requests) == [one[0] if one else None for one in alone]
+
+
+@pytest.mark.parametrize(
+    "mesh", [MeshRequest(fsdp_dcn=2), MeshRequest(tensor=4), MeshRequest(fsdp_dcn=4, sequence=2)]
+)
+def test_a_requested_mesh_is_chosen_as_by_the_search_of_one_slice(mesh: MeshRequest) -> None:
+    """Suggestions of a refusal search one slice at a time, also where slices share weights."""
+    spec = small_spec(model="llama3-70b", chip="v5e", topology="8x16", pods=4, mesh=mesh)
+    request = search_request(spec)
+    [choice] = best_of_slices([request])
+    assert choice is not None
+    assert choice == best_choices(request, search(request).candidates, 1)[0]
 
 
 def test_requested_microbatches_stay() -> None:
@@ -189,6 +202,27 @@ def test_the_chosen_are_the_least_of_those_that_are_sure(found: Offers) -> None:
     assert found.fastest == min(paid, key=lambda one: expected(one)[0])
 
 
+def test_the_best_of_each_chip_comes_before_the_list(found: Offers) -> None:
+    """Each chip has the offer that it would have if it were the only one, or says why none."""
+    assert {o.chip for o in found.best_of_chips} == {"v5e", "v6e", "v5p"}
+    for best in found.best_of_chips:
+        only = api.offers(small_spec(), by="30d", budget="400k", chips=best.chip)
+        chosen = only.cheapest or only.likeliest or only.fastest
+        assert chosen is not None
+        assert best.overrides == chosen.overrides
+    large = small_spec(model="llama3-405b", tokens=15 * 10**12)
+    shown = offers_screen(api.offers(large, by="30d", chips="v5e,tpu7x"), None)
+    head, _, after = shown.partition("the best of each chip:")
+    best_rows, _, listed = after.partition("that no other undercuts:")
+    assert "v5e: no plan: " in best_rows
+    assert " tpu7x " in best_rows
+    assert "v5e" not in listed.partition("planned, of")[0]
+    assert "the best of each chip" not in offers_screen(
+        api.offers(small_spec(), by="30d", chips="v6e"), None
+    )
+    assert head
+
+
 def test_where_nothing_is_sure_the_likeliest_stands() -> None:
     """Too little money leaves odds, and no choice."""
     found = api.offers(small_spec(), by=20, budget=1000.0, chips=["v6e"])
@@ -251,27 +285,50 @@ def test_odds_are_those_of_a_normal_logarithm(
                         high=middle * up)  # fmt: skip
     width = log(up) if limit >= middle else log(middle / low)
     closed = (1 + erf(log(limit / middle) / (width / OF_80_PERCENT) / sqrt(2))) / 2
-    assert chance(estimate, limit) == pytest.approx(closed if limit >= lower else 0.0, abs=1e-6)
+    assert chance(estimate, limit, extrapolates=False) == pytest.approx(
+        closed if limit >= lower else 0.0, abs=1e-6
+    )
 
 
 def test_the_interval_holds_four_of_five() -> None:
     """At its high end nine of ten runs are done, at what is expected half of them."""
     estimate = Estimate(lower=1.0, unoverlapped=99.0, expected=10.0, low=5.0, high=20.0)
-    assert chance(estimate, 10.0) == pytest.approx(0.5)
-    assert chance(estimate, 20.0) == pytest.approx(0.9, abs=1e-3)
-    assert chance(estimate, 5.0) == pytest.approx(0.1, abs=1e-3)
-    assert chance(replace(estimate, expected=None, low=None, high=None), 10.0) is None
+    assert chance(estimate, 10.0, extrapolates=False) == pytest.approx(0.5)
+    assert chance(estimate, 20.0, extrapolates=False) == pytest.approx(0.9, abs=1e-3)
+    assert chance(estimate, 5.0, extrapolates=False) == pytest.approx(0.1, abs=1e-3)
+    assert (
+        chance(replace(estimate, expected=None, low=None, high=None), 10.0, extrapolates=False)
+        is None
+    )
 
 
 def test_both_limits_hold_as_often_as_the_rarer() -> None:
     """Dollars follow days, so that nothing is lost twice."""
     days = Estimate(lower=1.0, unoverlapped=99.0, expected=10.0, low=5.0, high=20.0)
     dollars = Estimate(lower=100.0, unoverlapped=9900.0, expected=1000.0, low=500.0, high=2000.0)
-    odds = odds_of(days, dollars, 20.0, 1000.0)
+    odds_within = partial(odds_of, extrapolates=False)
+    odds = odds_within(days, dollars, 20.0, 1000.0)
     assert odds.both == odds.in_budget == pytest.approx(0.5)
-    assert odds_of(days, None, 20.0, 1000.0).both is None
-    assert odds_of(days, None, 20.0, None).both == odds.by_date
-    assert odds_of(days, dollars, None, None).both is None
+    assert odds_within(days, None, 20.0, 1000.0).both is None
+    assert odds_within(days, None, 20.0, None).both == odds.by_date
+    assert odds_within(days, dollars, None, None).both is None
+
+
+def test_outside_of_published_runs_no_odds_are_above_the_end_of_an_interval() -> None:
+    """The same estimate, 300 times faster than the limit; and offers with 32 tokens per chip."""
+    estimate = Estimate(lower=1.0, unoverlapped=99.0, expected=10.0, low=5.0, high=20.0)
+    assert chance(estimate, 3000.0, extrapolates=False) == pytest.approx(1.0)
+    assert chance(estimate, 3000.0, extrapolates=True) == 0.9
+    assert chance(estimate, 10.0, extrapolates=True) == pytest.approx(0.5)
+    found = api.offers(small_spec(tokens=10**11), by="300d", chips="v6e")
+    odds = [
+        (o.odds.both or 0.0, bool(o.extrapolations), o.tokens_per_chip)
+        for o in found.offers
+        if o.odds
+    ]
+    assert max(both for both, is_outside, _ in odds if not is_outside) > 0.99
+    assert {both for both, is_outside, _ in odds if is_outside} == {0.9}
+    assert all(is_outside for _, is_outside, tokens in odds if tokens == 128)
 
 
 # --- options

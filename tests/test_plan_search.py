@@ -40,7 +40,13 @@ from orchestrator.planning.search import (
     search_request,
     searched_policies,
 )
-from orchestrator.planning.step_work import host_bytes, host_limit_bytes, never_hidden_s, transfers
+from orchestrator.planning.step_work import (
+    host_bytes,
+    host_limit_bytes,
+    never_hidden_s,
+    step_work,
+    transfers,
+)
 from orchestrator.planning.time import step_time, time_lines
 from orchestrator.planning.torus import axis_sizes
 from orchestrator.proving.verdict import _recompute_flops
@@ -210,7 +216,8 @@ def expected_per_token(request: SearchRequest, choice: Choice) -> float:
     """What a run of that choice is expected to take, by its own ledger."""
     layout = layout_of_choice(request, choice)
     lines = time_lines(layout)
-    expected = step_bounds(layout, lines, step_time(layout, lines)).expected
+    work = step_work(layout, lines)
+    expected = step_bounds(layout, lines, step_time(layout, lines), work).expected
     assert expected is not None
     return expected / choice.sequences
 

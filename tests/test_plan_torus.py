@@ -12,11 +12,11 @@ from orchestrator import catalog
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES
 from orchestrator.planning.torus import (
     Torus,
-    _exchange_rate,
     _factorizations,
     _group_hops,
+    _group_spans,
     _TorusAxis,
-    group_rate,
+    find_links,
     make_torus,
     spans_of,
 )
@@ -31,7 +31,12 @@ def slice_of(chip: str, topology: str) -> Torus:
 
 def rate(torus: Torus, factors: Sequence[tuple[int, ...]], group: str) -> float:
     """The rate of one placement; a tuple (data, fsdp, sequence, tensor) for each torus axis."""
-    return float(group_rate(torus, dense([factors]), GROUPS[group])[0])
+    return float(find_links(torus, dense([factors])).rates[group][0])
+
+
+def hops_of(torus: Torus, factors: np.ndarray, group: tuple[str, ...]) -> float:
+    """The hops of one collective of a placement."""
+    return float(_group_hops(torus, group, _group_spans(torus, factors, group))[0])
 
 
 def dense(factors: Sequence[Sequence[tuple[int, ...]]]) -> np.ndarray:
@@ -76,7 +81,7 @@ def test_a_group_gets_what_its_spans_allow(
 def test_an_all_to_all_gets_what_its_bisection_allows(sizes: tuple[int, ...], share: float) -> None:
     """The share of an axis both ways at which a device sends."""
     factors = np.array([[(16 // size, size, 1, 1, 1) for size in sizes]])
-    found = float(_exchange_rate(slice_of("v5p", "16x16x16"), factors, ("expert",))[0])
+    found = float(find_links(slice_of("v5p", "16x16x16"), factors).exchange_rates["expert"][0])
     assert found == pytest.approx(share * V5P_AXIS)
 
 
@@ -120,8 +125,7 @@ def test_hops_are_half_a_ring_or_a_whole_line() -> None:
         ((1, 2, 1, 8), "tensor", 7),
         ((1, 4, 1, 4), "weights", 8),
     ]:
-        result = _group_hops(torus, dense([[factors, ONE, ONE]]), GROUPS[group])
-        assert result[0] == hops
+        assert hops_of(torus, dense([[factors, ONE, ONE]]), GROUPS[group]) == hops
 
 
 def test_devices_that_pass_data_on_are_one_ring() -> None:
@@ -131,15 +135,15 @@ def test_devices_that_pass_data_on_are_one_ring() -> None:
     four = (4, 1, 1, 4)
     both = dense([[four, four, ONE]])
     v5p, group = slice_of("v5p", "16x16x16"), ("tensor",)
-    assert _group_hops(v5p, both, group)[0] == 8
-    assert _group_hops(v5p, both, ("data",))[0] == 2 * 8
+    assert hops_of(v5p, both, group) == 8
+    assert hops_of(v5p, both, ("data",)) == 2 * 8
     odd = dense([[(5, 1, 1, 3), (3, 1, 1, 5)]])
     torus = Torus((_TorusAxis("x", 15, True, 1.0), _TorusAxis("y", 15, True, 1.0)), 1, False, 1.0)
-    assert group_rate(torus, odd, group)[0] == 1 / 2
-    assert _group_hops(torus, odd, group)[0] == 14
+    assert find_links(torus, odd).rates["tensor"][0] == 1 / 2
+    assert hops_of(torus, odd, group) == 14
     tpu7x = dense([[(2, 1, 1, 2), (2, 1, 1, 2), ONE, (1, 1, 1, 2)]])
-    assert group_rate(slice_of("tpu7x", "4x4x4"), tpu7x, group)[0] == V5P_AXIS
-    assert _group_hops(slice_of("tpu7x", "4x4x4"), tpu7x, group)[0] == 2 + 1
+    assert find_links(slice_of("tpu7x", "4x4x4"), tpu7x).rates["tensor"][0] == V5P_AXIS
+    assert hops_of(slice_of("tpu7x", "4x4x4"), tpu7x, group) == 2 + 1
 
 
 def test_spans_say_what_the_rates_are_made_of() -> None:

@@ -107,6 +107,7 @@ def chip_kind(chip: str, compute: str) -> str:
     return f"{chip}-{compute}" if compute in {"int8", "fp8"} else chip
 
 
+@cache
 def shared_efficiency(name: str) -> LearnedConstant:
     """Return a constant that is the same for all kinds of chips."""
     return msgspec.convert(table(_LEARNED)["shared"][name], LearnedConstant)

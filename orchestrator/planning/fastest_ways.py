@@ -41,6 +41,9 @@ def fastest_ways(layout: Training, key: Ints, margin: float) -> tuple[Ways, Leas
     peaks, hosts = np.broadcast_arrays(peak_bytes(layout), host_bytes(layout))
     fits = peaks <= layout.chip.hbm_usable_bytes.value * (1 - margin)
     least = float(peaks.min(initial=np.inf)), float(hosts[fits].min(initial=np.inf))
+    if not fits.any():
+        nothing = np.zeros(0, np.int64)
+        return (nothing, nothing, nothing), least
     fits &= hosts <= host_limit_bytes(layout.chip) * (1 - margin)
     # Seconds of a step: of recomputation, of HBM traffic of activations, and of all else that a
     # policy costs: its collective at the rate of a whole torus axis, and what nothing hides, which

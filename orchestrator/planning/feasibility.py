@@ -80,7 +80,7 @@ def sharing(mesh: MeshRequest) -> dict[str, int]:
 
 
 def sizes_by_name(rows: Ints) -> Sizes:
-    return {axis: rows[:, column] for column, axis in enumerate(ICI_AXES)}
+    return {axis: rows[..., column] for column, axis in enumerate(ICI_AXES)}
 
 
 def usable_axes(model: Model) -> tuple[str, ...]:

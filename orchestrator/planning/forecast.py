@@ -23,6 +23,7 @@ from orchestrator.planning.expected import (
 from orchestrator.planning.layout import Training
 from orchestrator.planning.memory import phases
 from orchestrator.planning.step_work import (
+    StepWork,
     host_bytes,
     host_limit_bytes,
     never_hidden_s,
@@ -48,7 +49,8 @@ def forecast(layout: Training, spec: Spec) -> plan.Forecast:
     resources = spec.resources
     lines = time_lines(layout)
     time = step_time(layout, lines)
-    step_s = step_bounds(layout, lines, time)
+    work = step_work(layout, lines)
+    step_s = step_bounds(layout, lines, time, work)
     price = price_of(layout.chip, resources)
     # The resource that sets the lower bound, and by what fraction it exceeds the next.
     names = {"mxu": "matmul", "hbm": "hbm", "host": "host"}
@@ -78,7 +80,7 @@ def forecast(layout: Training, spec: Spec) -> plan.Forecast:
         never_hidden_s=float(never_hidden_s(layout, lines)),
         bottleneck=(ordered[0], first / second - 1 if second else 0.0),
         expected_time=_plain_lines(expected),
-        extrapolated=extrapolated(layout, lines, step_s),
+        extrapolated=extrapolated(layout, work, step_s),
     )
 
 
@@ -202,14 +204,16 @@ def mfu(
     return _rates(step_s, flops.mfu(step_flops, 1.0, int(layout.devices), device_peak(layout)))
 
 
-def step_bounds(layout: Training, lines: list[plan.LedgerLine], time: StepTime) -> plan.Estimate:
+def step_bounds(
+    layout: Training, lines: list[plan.LedgerLine], time: StepTime, work: StepWork
+) -> plan.Estimate:
     """Seconds of a step: the bound, the estimate if runs on such chips are known, and all lines."""
     estimate = plan.Estimate(lower=float(time.lower_s), unoverlapped=float(time.unoverlapped_s))
     efficiency = _efficiency_of(layout)
     if efficiency is None:
         return estimate
-    expected = float(expected_s(layout, lines, time, efficiency))
-    low, high = interval(layout, lines, time, efficiency)
+    expected = float(expected_s(layout, lines, time, efficiency, work))
+    low, high = interval(layout, lines, time, efficiency, work)
     return replace(estimate, expected=expected, low=low, high=high)
 
 
@@ -219,12 +223,12 @@ def _efficiency_of(layout: Training) -> catalog.Efficiency | None:
 
 
 def extrapolated(
-    layout: Training, lines: list[plan.LedgerLine], step_s: plan.Estimate
+    layout: Training, work: StepWork, step_s: plan.Estimate
 ) -> tuple[plan.Extrapolation, ...]:
     efficiency = _efficiency_of(layout)
     if efficiency is None or step_s.expected is None:
         return ()
-    values = axis_values(layout, step_work(layout, lines), step_s.expected)
+    values = axis_values(layout, work, step_s.expected)
     return extrapolations(values, efficiency.ranges)
 
 

@@ -121,7 +121,5 @@ def head_bytes(widths: Iterable[int], compute_bytes: int) -> int:
 
 def _largest_block(positions: Any, most: int) -> Any:
     """The largest that divides them, or 0."""
-    block = np.zeros_like(positions)
-    for size in range(LANES, most + 1, LANES):
-        block = np.where(positions % size == 0, size, block)
-    return block
+    sizes = np.arange(LANES, most + 1, LANES)
+    return np.where(np.expand_dims(positions, -1) % sizes == 0, sizes, 0).max(axis=-1)

@@ -118,8 +118,12 @@ class Layout(Value):
     def devices_along(self, axes: Iterable[str]) -> Number:
         return prod(self.mesh[axis] for axis in axes)
 
+    @cached_property
+    def _ways(self) -> dict[str, Number]:
+        return {axis: ways(self.mesh, axis) for axis in LOGICAL_AXES}
+
     def ways(self, logical_axis: str) -> Number:
-        return ways(self.mesh, logical_axis)
+        return self._ways[logical_axis]
 
     @property
     def devices(self) -> Number:
@@ -137,17 +141,25 @@ class Layout(Value):
 
     # --- what one device holds
 
+    @cached_property
+    def _sizes(self) -> dict[description.Dimension, Number]:
+        return {}
+
     def size(self, dimension: description.Dimension) -> Number:
         """How much of a dimension a device works on. Matrices are gathered for use."""
+        if dimension in self._sizes:
+            return self._sizes[dimension]
         axis, ways = dimension.axis, self.ways(dimension.axis)
         if axis == CHOICES:
-            return dimension.size * self.buffer_of_choice
-        if axis in GATHERED_AXES or not LOGICAL_AXES[axis]:
-            return dimension.size
-        if axis == PADDED:
-            return padded(dimension.size, ways) / ways
-        share = dimension.size / ways
-        return np.maximum(share, 1) if axis == COPIED else share
+            size = dimension.size * self.buffer_of_choice
+        elif axis in GATHERED_AXES or not LOGICAL_AXES[axis]:
+            size = dimension.size
+        elif axis == PADDED:
+            size = padded(dimension.size, ways) / ways
+        else:
+            share = dimension.size / ways
+            size = np.maximum(share, 1) if axis == COPIED else share
+        return self._sizes.setdefault(dimension, size)
 
     def elements(self, weight: description.Weight) -> Number:
         """Elements of a weight on a device, a matrix gathered for use."""

@@ -17,10 +17,11 @@ slice's own search: both choose alike (tests/test_offers.py compares them).
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from math import prod
 
 import numpy as np
 
-from orchestrator.network.mesh_axes import SHARED_OVER_DCN, SLICE_REPLICAS
+from orchestrator.network.mesh_axes import SLICE_REPLICAS
 from orchestrator.network.rematerialization import Treatments
 from orchestrator.planning import search
 from orchestrator.planning.fastest_ways import fastest_ways
@@ -28,12 +29,12 @@ from orchestrator.planning.feasibility import (
     batch_range,
     batches_next_to,
     placements,
+    sharing,
     sizes_by_name,
 )
 from orchestrator.planning.layout import Number, Training
 from orchestrator.planning.memory import peak_bytes
 from orchestrator.planning.ranking import SURE_WITHIN, contenders, expected_s_of, pick
-from orchestrator.planning.time import step_time, time_lines
 from orchestrator.planning.torus import (
     NO_LINKS,
     Floats,
@@ -107,6 +108,7 @@ def _parts_of(
 
 
 _ROWS_AT_ONCE = 16_000  # of the arrays, so that they stay in the processor's cache
+_CELLS_AT_ONCE = 2**16  # of meshes with their placements
 _COLUMNS_AT_ONCE = 400  # meshes with microbatches, each of which is priced under all policies
 _MOST_KEYS = (2, 6, 24, 1_000_000)  # meshes of each slice that are priced, round by round
 # More microbatches may save padding of gradients, most of all in small models.
@@ -230,14 +232,7 @@ class _SlicesSearch:
             ordered = table.slice[order]
             place_in_slice = np.arange(len(order)) - np.searchsorted(ordered, ordered)
             now = np.sort(order[place_in_slice < most])
-            # Bound their placements, each on its own links.
-            rows = np.flatnonzero(np.isin(table.key_of_row, now))
-            for begin in range(0, len(rows), _ROWS_AT_ONCE):
-                chunk = rows[begin : begin + _ROWS_AT_ONCE]
-                links = rows_of_links(table.links, table.place[chunk])
-                self.row_bounds[chunk] = self.cost_bounds(table.key_of_row[chunk], fewest, links)
-            self.bounds[now] = np.inf
-            np.minimum.at(self.bounds, table.key_of_row[rows], self.row_bounds[rows])
+            self.bound_placements(now, fewest)
             self.price(keys, microbatches, self.within_reach(now))
             open_keys = self.within_reach(np.setdiff1d(open_keys, now))
         return self.chosen() if np.isfinite(self.best).any() else {}
@@ -248,8 +243,8 @@ class _SlicesSearch:
             self.requests[0], sizes_by_name(table.sizes[keys]), table.batch[keys], microbatches,
             remat, links,
         )  # fmt: skip
-        between = {SLICE_REPLICAS: table.pods[keys], **dict.fromkeys(SHARED_OVER_DCN, 1)}
-        return replace(made, mesh={**made.mesh, **between})
+        replicas = table.pods[keys] // prod(sharing(self.requests[0].mesh).values())
+        return replace(made, mesh={**made.mesh, SLICE_REPLICAS: replicas})
 
     def layout_of_rows(self, rows: Ints, microbatches: Number, remat: Treatments) -> Training:
         links = rows_of_links(self.table.links, self.table.place[rows])
@@ -258,9 +253,26 @@ class _SlicesSearch:
     def cost_bounds(self, keys: Ints, fewest: Ints, links: Links) -> Floats:
         """Return seconds per token with the fewest microbatches and a policy without cost."""
         layout = self.layout(keys, fewest[keys], _FreePolicy(), links)
-        time = step_time(layout, time_lines(layout))
-        tokens = layout.sequences * layout.length
-        return np.asarray((time.lower_s + time.unoverlapped_s) / 2 / tokens)
+        return search.cost_s_per_token(layout)
+
+    def bound_placements(self, keys: Ints, fewest: Ints) -> None:
+        """Bound the placements of meshes, each on its own links, and with them the meshes."""
+        table = self.table
+        rows = np.flatnonzero(np.isin(table.key_of_row, keys))
+        rows = rows[np.argsort(table.key_of_row[rows], kind="stable")]
+        counts = np.bincount(table.key_of_row[rows], minlength=len(table.batch))[keys]
+        ends = np.cumsum(counts)
+        # A row for each mesh and a column for each of its placements, so that what links do not
+        # change is computed once for a mesh. Those with about as many placements go together; the
+        # last placement fills up the row.
+        by_count = np.argsort(-counts, kind="stable")
+        while len(by_count):
+            chunk, by_count = np.split(by_count, [max(_CELLS_AT_ONCE // counts[by_count[0]], 1)])
+            columns = np.minimum(np.arange(counts[chunk[0]]), counts[chunk, None] - 1)
+            places = rows[ends[chunk, None] - counts[chunk, None] + columns]
+            links = rows_of_links(table.links, table.place[places])
+            self.row_bounds[places] = self.cost_bounds(keys[chunk, None], fewest, links)
+            self.bounds[keys[chunk]] = self.row_bounds[places].min(axis=1)
 
     def within_reach(self, keys: Ints) -> Ints:
         return keys[self.bounds[keys] <= _REACH * self.best[self.table.slice[keys]]]
@@ -290,8 +302,11 @@ class _SlicesSearch:
         row, way = search.matching(np.searchsorted(own, self.table.key_of_row[rows]), way_key)
         rows, remat = rows[row], remat[way]
         layout = self.layout_of_rows(rows, microbatches[way], self.treated[remat])
-        factors = self.table.factors[self.table.place[rows]]
-        return search.price_layouts(layout, factors, remat, self.policies), rows
+        candidates = search.Candidates(
+            self.table.factors[self.table.place[rows]], layout.sequences, layout.microbatches,
+            remat, search.cost_s_per_token(layout), self.policies,
+        )  # fmt: skip
+        return candidates, rows
 
     def chosen(self) -> dict[int, search.Choice]:
         """Return each slice's choice by the ranking, among candidates within reach of its best."""

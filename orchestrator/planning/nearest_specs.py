@@ -1,6 +1,6 @@
 """Specs near one that has no plan: changes by dotted keys. Each suggestion has been planned."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, groupby, islice
@@ -17,12 +17,11 @@ from orchestrator.planning import flops
 from orchestrator.planning.feasibility import placements, sharing, sizes_by_name, usable_axes
 from orchestrator.planning.forecast import forecast
 from orchestrator.planning.layout import DTYPE_BYTES, moment_bytes
-from orchestrator.planning.ranking import best_choices
+from orchestrator.planning.many_slices import best_of_slices
 from orchestrator.planning.search import (
     SearchRequest,
     layout_of_choice,
     multiple_of,
-    search,
     search_request,
 )
 from orchestrator.planning.torus import Ints, axis_sizes, count_placements, divisors, make_torus
@@ -66,9 +65,9 @@ def changed(spec: Spec, change: Change) -> Spec:
 
 @dataclass
 class _Budget:
-    """How many candidates may still be priced, so that nobody waits long for a refusal."""
+    """How many placements may still be searched, so that nobody waits long for a refusal."""
 
-    left: int = 250_000
+    left: int = 900_000
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class _Nearby:
             return None, 0.0, False
         change = {**self.base, **change}
         other = changed(self.spec, change)
-        batch = other.experiment.batch
+        batch, model = other.experiment.batch, other.experiment.model
         # Whether a file may say so: its tokens fill a batch, its numbers are in range.
         if (
             not 1 <= batch.sequences <= _MOST_SEQUENCES
@@ -105,15 +104,10 @@ class _Nearby:
         times = state_bytes(other.experiment) / memory_that_shares(request)
         if times > 1 or not divides(request):
             return None, times, False
-        result = search(request)
-        choices = best_choices(request, result.candidates, 1)
-        if not choices:
-            usable = request.chip.hbm_usable_bytes.value
-            times = result.smallest_bytes / usable if result.realizable else 0.0
-            self.budget.left -= result.realizable
+        self.budget.left -= _LEAST_WORK + count_placements(request.torus, usable_axes(model))
+        [choice] = best_of_slices([request])
+        if choice is None:
             return None, times, True
-        self.budget.left -= len(result.candidates)
-        [choice] = choices
         predicted = forecast(layout_of_choice(request, choice), other)
         suggestion = Suggestion(
             overrides=overrides(change),
@@ -151,7 +145,8 @@ def divides(request: SearchRequest) -> bool:
     batch, heads = request.experiment.batch, request.experiment.model.heads
     parts = batch.sequences // request.pods * batch.length * heads
     even = batch.sequences % request.pods == 0 and parts % request.torus.devices == 0
-    return bool(batch.tolerance) or even
+    shared = request.pods % prod(sharing(request.mesh).values()) == 0
+    return shared and (bool(batch.tolerance) or even)
 
 
 def memory_that_shares(request: SearchRequest) -> float:
@@ -162,8 +157,10 @@ def memory_that_shares(request: SearchRequest) -> float:
 
 # --- what is tried
 
+_LEAST_WORK = 25_000  # placements whose search takes as long as one of none
 _MOST_TRIES = 12  # searches for one suggestion
 _MOST_PLACEMENTS = 400_000  # of a slice that is tried: larger ones take seconds to search
+_MOST_TIMES_CHEAPEST = 3  # what a suggestion may cost
 _CHIPS = 3  # other chips that are suggested, the cheapest first
 _ANY_REPLICAS = 2**62
 _NEAR = 0.05  # how far the fastest suggested batch may be from the requested one
@@ -199,8 +196,33 @@ def nearest_specs(spec: Spec, *, lacks_memory: bool) -> tuple[Suggestion, ...]:
         near = _Nearby(spec, base, lacks_memory, budget)
         found = [*near.planned([{}] if base else []), *chain.from_iterable(k(near) for k in _KINDS)]
         if found:
-            return tuple({suggestion.overrides: suggestion for suggestion in found}.values())
+            return _worthwhile({each.overrides: each for each in found}.values())
     return ()
+
+
+def _worthwhile(found: Collection[Suggestion]) -> tuple[Suggestion, ...]:
+    """Return the suggestions that cost at most three times the cheapest, and that no other on the
+    same chips undercuts in days and dollars with a batch as near to the requested one.
+    """
+
+    def figures(each: Suggestion) -> tuple[float, float, float]:
+        dollars = each.dollars.likeliest if each.dollars else 0.0
+        return each.days.likeliest, dollars, abs(each.batch_change)
+
+    def is_undercut(each: Suggestion) -> bool:
+        own = figures(each)
+        return any(
+            figures(other) != own and all(a <= b for a, b in zip(figures(other), own, strict=True))
+            for other in found
+            if (other.chip, other.chips) == (each.chip, each.chips)
+        )
+
+    cheapest = min((each.dollars.likeliest for each in found if each.dollars), default=inf)
+    return tuple(
+        each
+        for each in found
+        if figures(each)[1] <= _MOST_TIMES_CHEAPEST * cheapest and not is_undercut(each)
+    )
 
 
 def _other_meshes(near: _Nearby) -> Iterator[Suggestion]:
@@ -270,11 +292,11 @@ def _other_batches(near: _Nearby) -> Iterator[Suggestion]:
         above = {-(-batch.sequences // multiple) * multiple for multiple in unique}
         tolerance = {"experiment.batch.tolerance": max(_NEAR, batch.tolerance)}
         nearby = search_request(changed(spec, tolerance))
-        fastest = best_choices(nearby, search(nearby).candidates, 1)
+        [fastest] = best_of_slices([nearby])
         sides = [
             sorted(below, reverse=True)[:_NEXT],
             sorted(above)[:_NEXT],
-            [choice.sequences for choice in fastest],
+            [fastest.sequences] if fastest else [],
         ]
     for side in sides:
         yield from near.planned({SEQUENCES: size} for size in side)

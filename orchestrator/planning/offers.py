@@ -28,6 +28,7 @@ from orchestrator.planning.search import (
     multiple_of,
     search_request,
 )
+from orchestrator.planning.step_work import step_work
 from orchestrator.planning.time import step_time, time_lines
 from orchestrator.values.codec import Value
 from orchestrator.values.plan import Estimate, Extrapolation, Plan, PlanWarning
@@ -127,8 +128,9 @@ class Offers(Value):
 
     `cheapest` is the one with the least expected dollars that is sure, `fastest` the one with the
     least expected days that surely stays below the budget; None where no offer is. Without a date
-    and a budget all are sure. `likeliest` is the one with the highest odds. Beyond a batch of
-    `critical_batch_tokens` more sequences save few steps.
+    and a budget all are sure. `likeliest` is the one with the highest odds. `best_of_chips` has of
+    each chip with a plan the cheapest of these, or else its likeliest or fastest, the surest first.
+    Beyond a batch of `critical_batch_tokens` more sequences save few steps.
     """
 
     name: str
@@ -139,6 +141,7 @@ class Offers(Value):
     cheapest: Offer | None
     fastest: Offer | None
     likeliest: Offer | None
+    best_of_chips: tuple[Offer, ...]
     offers: tuple[Offer, ...]
     warnings: tuple[PlanWarning, ...]
 
@@ -320,7 +323,8 @@ def _stage_offer(
         return replace(offer, reason=reason or _reason_after_search(request)), 0.0, 0.0
     layout = layout_of_choice(request, choice)
     lines = time_lines(layout)
-    step_s = forecast.step_bounds(layout, lines, step_time(layout, lines))
+    work = step_work(layout, lines)
+    step_s = forecast.step_bounds(layout, lines, step_time(layout, lines), work)
     terms = forecast.Terms(spec.experiment.tokens, forecast.run_goodput(layout, spec), price)
     goodput, days, _, dollars = forecast.time_and_money(layout, step_s, terms)
     offer = replace(
@@ -334,8 +338,7 @@ def _stage_offer(
         mfu=forecast.mfu(layout, step_s),
         days=days,
         dollars=dollars,
-        odds=odds_of(days, dollars, wanted.by_days, wanted.budget_dollars),
-        extrapolations=forecast.extrapolated(layout, lines, step_s),
+        extrapolations=forecast.extrapolated(layout, work, step_s),
     )
     return offer, change_s(goodput), chips * terms.goodput.rented
 
@@ -367,7 +370,9 @@ def _joined(stages: Sequence[_StageOffer], wanted: OfferRequest) -> Offer:
         longest,
         days=days,
         dollars=dollars,
-        odds=odds_of(days, dollars, wanted.by_days, wanted.budget_dollars),
+        odds=odds_of(
+            days, dollars, wanted.by_days, wanted.budget_dollars, extrapolates=bool(farthest)
+        ),
         extrapolations=tuple(farthest.values()),
     )
 
@@ -381,17 +386,11 @@ def _collected(spec: Spec, wanted: OfferRequest, made: Sequence[Offer]) -> Offer
         # No faster one is as cheap.
         shown.append(replace(offer, on_frontier=_dollars(offer) < cheapest))
         cheapest = min(cheapest, _dollars(offer))
-    unlimited = wanted.by_days is None and wanted.budget_dollars is None
-
-    def odds_of_both(offer: Offer) -> float:
-        return (offer.odds.both if offer.odds else None) or 0.0
-
-    def stays_in_budget(offer: Offer) -> bool:
-        in_budget = offer.odds.in_budget if offer.odds else None
-        return wanted.budget_dollars is None or (in_budget or 0.0) >= wanted.sure
-
-    sure = [o for o in shown if o.dollars and (unlimited or odds_of_both(o) >= wanted.sure)]
-    known = [o for o in shown if o.odds and o.odds.both is not None]
+    first, likeliest, fastest = _chosen(shown, wanted)
+    best = []
+    for name in dict.fromkeys(offer.chip for offer in shown):
+        of_chip = [offer for offer in shown if offer.chip == name]
+        best.append(next(filter(None, (*_chosen(of_chip, wanted), of_chip[0]))))
     parts = spec.experiment.stages or (spec.experiment,)
     batch_tokens = max(part.batch.sequences * part.batch.length for part in parts)
     return Offers(
@@ -400,16 +399,34 @@ def _collected(spec: Spec, wanted: OfferRequest, made: Sequence[Offer]) -> Offer
         batch_tokens=batch_tokens,
         critical_batch_tokens=critical_batch_tokens(spec.experiment.tokens),
         request=wanted,
-        cheapest=min(sure, key=_dollars, default=None),
-        fastest=min(filter(stays_in_budget, shown), key=_days, default=None),
-        likeliest=max(
-            known,
-            key=lambda offer: (odds_of_both(offer), -_dollars(offer) if offer.dollars else 0.0),
-            default=None,
-        ),
+        cheapest=first,
+        fastest=fastest,
+        likeliest=likeliest,
+        best_of_chips=tuple(sorted(best, key=lambda o: (-min(_both(o), wanted.sure), _dollars(o)))),
         offers=(*shown, *(offer for offer in made if offer.days is None)),
         warnings=tuple(batch_warnings(batch_tokens, spec.experiment.tokens)),
     )
+
+
+def _chosen(shown: Sequence[Offer], wanted: OfferRequest) -> list[Offer | None]:
+    """Return the cheapest offer that is sure, the likeliest, and the fastest surely in budget."""
+    unlimited = wanted.by_days is None and wanted.budget_dollars is None
+
+    def stays_in_budget(offer: Offer) -> bool:
+        in_budget = offer.odds.in_budget if offer.odds else None
+        return wanted.budget_dollars is None or (in_budget or 0.0) >= wanted.sure
+
+    sure = [o for o in shown if o.dollars and (unlimited or _both(o) >= wanted.sure)]
+    known = [o for o in shown if o.odds and o.odds.both is not None]
+    return [
+        min(sure, key=_dollars, default=None),
+        max(known, key=lambda o: (_both(o), -_dollars(o) if o.dollars else 0.0), default=None),
+        min(filter(stays_in_budget, shown), key=_days, default=None),
+    ]
+
+
+def _both(offer: Offer) -> float:
+    return (offer.odds.both if offer.odds else None) or 0.0
 
 
 def _days(offer: Offer) -> float:
@@ -424,18 +441,36 @@ def _dollars(offer: Offer) -> float:
 # --- odds
 
 
-def chance(estimate: Estimate, limit: float) -> float | None:
+# The intervals of plans outside of published runs say nothing of their tails: no odds above those
+# of an interval's end.
+_MOST_OUTSIDE = 0.9
+
+
+def chance(estimate: Estimate, limit: float, *, extrapolates: bool) -> float | None:
     """Return the probability of at most the limit; None without an interval, 0 below the bound."""
     known = odds_below(estimate, limit)
-    return 0.0 if known is not None and limit < estimate.lower else known
+    if known is None:
+        return None
+    known = min(known, _MOST_OUTSIDE) if extrapolates else known
+    return known if limit >= estimate.lower else 0.0
 
 
 def odds_of(
-    days: Estimate, dollars: Estimate | None, by_days: float | None, budget: float | None
+    days: Estimate,
+    dollars: Estimate | None,
+    by_days: float | None,
+    budget: float | None,
+    *,
+    extrapolates: bool,
 ) -> Odds:
     """Return an offer's odds. Dollars grow with days: both limits hold as often as the rarer."""
-    by_date = None if by_days is None else chance(days, by_days)
-    in_budget = None if budget is None or dollars is None else chance(dollars, budget)
+
+    def within(estimate: Estimate | None, limit: float | None) -> float | None:
+        if estimate is None or limit is None:
+            return None
+        return chance(estimate, limit, extrapolates=extrapolates)
+
+    by_date, in_budget = within(days, by_days), within(dollars, budget)
     asked = [odds for odds, limit in ((by_date, by_days), (in_budget, budget)) if limit is not None]
     known = [odds for odds in asked if odds is not None]
     both = min(known) if known and len(known) == len(asked) else None

@@ -305,7 +305,7 @@ def search(request: SearchRequest) -> SearchResult:
     sequences = sequences[sequences > 0]
     for margin in memory_margins(experiment):
         candidates, least = _price(request, realizable[rows], sequences, margin)
-        if len(candidates):
+        if len(candidates) or least[0] > request.chip.hbm_usable_bytes.value:
             break
     return SearchResult(
         enumerated=count_placements(request.torus, usable_axes(experiment.model)),
@@ -354,7 +354,11 @@ def _price(
         treated[remat[way]], rows_of_links(find_links(request.torus, factors), row),
     )  # fmt: skip
     least_hbm, least_host = map(min, zip(*least, strict=True))
-    return price_layouts(layout, factors[row], remat[way], policies), (least_hbm, least_host)
+    candidates = Candidates(
+        factors[row], layout.sequences, layout.microbatches, remat[way], cost_s_per_token(layout),
+        policies,
+    )  # fmt: skip
+    return candidates, (least_hbm, least_host)
 
 
 def splits(request: SearchRequest, keys: Ints, pods: Number) -> tuple[Ints, Ints]:
@@ -375,13 +379,10 @@ def matching(key_of_row: Ints, key_of_way: Ints) -> tuple[Ints, Ints]:
     return row, np.repeat(first, last - first) + np.arange(len(row)) - before
 
 
-def price_layouts(
-    layout: Training, factors: Ints, remat: Ints, policies: tuple[rematerialization.Policy, ...]
-) -> Candidates:
-    """Return the cost of each row per token of the batch."""
+def cost_s_per_token(layout: Training) -> Floats:
+    """Return the cost of each row, as `Candidates` has it."""
     lines = time_lines(layout)
     time = step_time(layout, lines)
-    tokens = layout.sequences * layout.length
     unhidden_s = time.unoverlapped_s - transfers(layout).hidden_s()
-    cost = ((time.lower_s + unhidden_s) / 2 + never_hidden_s(layout, lines)) / tokens
-    return Candidates(factors, layout.sequences, layout.microbatches, remat, cost, policies)
+    step_s = (time.lower_s + unhidden_s) / 2 + never_hidden_s(layout, lines)
+    return np.asarray(step_s / (layout.sequences * layout.length))

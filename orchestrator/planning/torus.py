@@ -120,9 +120,10 @@ def _product(numbers: Ints, axis: int) -> Ints:
     return reduce(np.multiply, np.moveaxis(numbers, axis, 0), np.ones(shape, np.int64))
 
 
-def _group_spans(
-    slice_torus: Torus, factors: Ints, group: tuple[str, ...]
-) -> tuple[Ints, Ints, Bools]:
+_Spans = tuple[Ints, Ints, Bools]
+
+
+def _group_spans(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> _Spans:
     """Size and stride of a group's span on each torus axis, rows x torus axes, and whether it is a
     ring: all of an axis that wraps, or part of a switched domain.
     """
@@ -135,7 +136,7 @@ def _group_spans(
     return size, stride, np.asarray(ring)
 
 
-def group_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Floats:
+def _group_rate(slice_torus: Torus, group: tuple[str, ...], spans: _Spans) -> Floats:
     """Bytes per second at which each device receives in a collective over the group.
 
     A ring uses both directions of an axis, an open line half; a stride of s shares links with s - 1
@@ -143,7 +144,7 @@ def group_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Flo
     Devices of one chip share its links, unless the group holds all of them; a group within a chip
     has the die link, a single device infinity.
     """
-    size, stride, ring = _group_spans(slice_torus, factors, group)
+    size, stride, ring = spans
     shape = np.where(ring, 1.0, 0.5)
     shared = np.ones_like(stride) if slice_torus.switched else stride
     link, on_die = slice_torus.link_bytes_per_s, slice_torus.on_die
@@ -169,14 +170,16 @@ def _one_ring(slice_torus: Torus, group: tuple[str, ...], chips: Ints) -> tuple[
     return np.asarray(several & in_line), np.asarray(closed)
 
 
-def _exchange_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Floats:
-    """Bytes per second at which each device sends in an all-to-all over the group. On a ring of n
-    devices a byte travels n / 4 links; the slowest axis decides.
+def _exchange_rate(slice_torus: Torus, spans: _Spans, gather: Floats) -> Floats:
+    """Bytes per second at which each device sends in an all-to-all over a group that gathers at a
+    known rate.
+
+    On a ring of n devices a byte travels n / 4 links, and all bytes travel along every axis of the
+    group: the slowest decides. The devices of one chip share its links.
     """
-    gather = group_rate(slice_torus, factors, group)
     if slice_torus.switched:
         return gather
-    size, stride, ring = _group_spans(slice_torus, factors, group)
+    size, stride, ring = spans
     shape = np.where(ring, 1.0, 0.5)
     share = np.where(slice_torus.on_die, 1.0, 1.0 / slice_torus.devices_per_chip)
     rate = 4 * slice_torus.link_bytes_per_s * share * shape / stride / size
@@ -185,11 +188,11 @@ def _exchange_rate(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) ->
     return np.where(devices > 1, np.where(devices > 1, along, 0) * (devices - 1) / devices, gather)
 
 
-def _group_hops(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> Floats:
+def _group_hops(slice_torus: Torus, group: tuple[str, ...], spans: _Spans) -> Floats:
     """Hops one collective needs: half way round a ring, to the far end of a line, in each span; or
     once through all chips, where they pass data on to the next.
     """
-    size, stride, ring = _group_spans(slice_torus, factors, group)
+    size, stride, ring = spans
     if slice_torus.switched:
         return np.asarray((size > 1).any(axis=1).astype(float))
     on_die = slice_torus.on_die
@@ -232,12 +235,16 @@ NO_LINKS = Links({}, {}, {}, {})
 
 def find_links(slice_torus: Torus, factors: Ints) -> Links:
     """The links of each placement, an array an entry."""
-    groups, where = GROUPS.items(), (slice_torus, factors)
+    groups = GROUPS.items()
+    spans = {name: _group_spans(slice_torus, factors, axes) for name, axes in groups}
+    rates = {name: _group_rate(slice_torus, axes, spans[name]) for name, axes in groups}
     return Links(
-        rates={name: group_rate(*where, axes) for name, axes in groups},
-        exchange_rates={name: _exchange_rate(*where, GROUPS[name]) for name in _EXCHANGING},
-        hops={name: _group_hops(*where, axes) for name, axes in groups},
-        uses={name: _group_spans(*where, axes)[0] > 1 for name, axes in groups},
+        rates=rates,
+        exchange_rates={
+            name: _exchange_rate(slice_torus, spans[name], rates[name]) for name in _EXCHANGING
+        },
+        hops={name: _group_hops(slice_torus, axes, spans[name]) for name, axes in groups},
+        uses={name: size > 1 for name, (size, _, _) in spans.items()},
         cluster_bytes_per_s=slice_torus.cluster_bytes_per_s,
     )
 

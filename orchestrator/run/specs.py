@@ -91,7 +91,8 @@ def deadline_odds(spec: SpecSource, made: Plan | None = None) -> DeadlineOdds | 
         return None
     days = days_to_deadline(deadline, datetime.now(UTC).date())
     made = made or plan(found)
-    odds = chance(scale(made.forecast.days, made.run_share), days)
+    run_days = scale(made.forecast.days, made.run_share)
+    odds = chance(run_days, days, extrapolates=bool(made.forecast.extrapolations))
     return DeadlineOdds(deadline=deadline, days=days, odds=odds)
 
 

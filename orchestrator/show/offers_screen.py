@@ -55,23 +55,23 @@ def offers_screen(
     ]
     if detail == "brief":
         return ui.screen(*top, ui.next_step(next_command))
-    # Intervals stay only where they fit, indented, on a terminal of usual width; JSON has them.
+    # Of each chip the best offer, or why it has none.
+    best: list[ui.Part] = []
+    if len(found.request.chips) > 1 and planned:
+        best = [ui.heading("the best of each chip:"), _offers_table(found.best_of_chips, found)]
+        for chip in found.request.chips:
+            own = [offer for offer in found.offers if offer.chip == chip]
+            if all(offer.days is None for offer in own):
+                refused = "; ".join(map(" ".join, reasons(own))) or "no slice to rent"
+                best.append(ui.Text(f"{chip}: no plan: {refused}", hang=2))
     shown = frontier_of(planned)
-    frontier: list[ui.Row] = [HEAD, *(offer_row(offer, found) for offer in shown)]
-    styles = {number: "bold" for number, cells in enumerate(frontier) if number and cells[-1]}
-    table = ui.Table(frontier, _COLUMNS, row_styles=styles)
-    if max(map(len, table.lines(ui.WIDTH))) > ui.WIDTH - 2:
-        places = [place for place, name in enumerate(HEAD) if name != _INTERVAL]
-        narrow = [tuple(row[place] for place in places) for row in frontier]
-        columns = "".join(_COLUMNS[place] for place in places)
-        table = ui.Table(narrow, columns, row_styles=styles)
     named = " that no other undercuts" if any(offer.on_frontier for offer in shown) else ""
     title = ui.heading(f"{fmt.counted(len(shown), 'offer')}{named}:")
     # The number of planned offers, and why the others are left out.
     chips, offers = ", ".join(found.request.chips), fmt.counted(len(found.offers), "offer")
     total = f"{fmt.count(len(planned))} of {offers} planned, of {chips}"
     left_out: list[ui.Part] = [ui.Text(f"{total}; {_SIZES}", hang=2)]
-    if why := reasons(found):
+    if why := reasons(found.offers):
         left_out += ui.indent([ui.Table(why, ">w")])
     chosen = to_take(found)
     beyond = [
@@ -80,12 +80,27 @@ def offers_screen(
     ]
     return ui.screen(
         *top,
-        ui.indent([title, table] if shown else []),
+        ui.indent(best),
+        ui.indent([title, _offers_table(shown, found)] if shown else []),
         ui.indent(left_out),
         map(ui.warning, warning_texts([*found.warnings, *beyond])),
         [ui.warning(_SPOT)] if found.request.prices == "spot" else [],
         ui.next_step(next_command),
     )
+
+
+def _offers_table(offers: Sequence[Offer], found: Offers) -> ui.Table:
+    """Return a table of offers. Intervals stay where they fit, indented, on a terminal of usual
+    width; JSON has them.
+    """
+    rows: list[ui.Row] = [HEAD, *(offer_row(offer, found) for offer in offers)]
+    styles = {number: "bold" for number, cells in enumerate(rows) if number and cells[-1]}
+    table = ui.Table(rows, _COLUMNS, row_styles=styles)
+    if max(map(len, table.lines(ui.WIDTH))) <= ui.WIDTH - 2:
+        return table
+    places = [place for place, name in enumerate(HEAD) if name != _INTERVAL]
+    narrow = [tuple(row[place] for place in places) for row in rows]
+    return ui.Table(narrow, "".join(_COLUMNS[place] for place in places), row_styles=styles)
 
 
 def offers_headline(found: Offers) -> str:
@@ -171,7 +186,7 @@ def odds_text(offer: Offer) -> str:
     return f"{floor(percent)} %"
 
 
-def reasons(found: Offers) -> list[tuple[str, str]]:
+def reasons(offers: Sequence[Offer]) -> list[tuple[str, str]]:
     """Return how many offers have no plan, for each reason."""
-    why = Counter(offer.reason.code for offer in found.offers if offer.reason)
+    why = Counter(offer.reason.code for offer in offers if offer.reason)
     return [(fmt.count(number), _REASONS[code]) for code, number in why.most_common()]

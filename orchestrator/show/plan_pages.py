@@ -28,11 +28,12 @@ def offers_page(found: Offers) -> str:
         headline=screens.offers_headline(found),
         picture=_picture(found, planned) if any(offer.dollars for offer in planned) else None,
         head=screens.HEAD,
+        best=[screens.offer_row(offer, found) for offer in found.best_of_chips],
         rows=[screens.offer_row(offer, found) for offer in screens.frontier_of(planned)],
         overrides=chosen.overrides if chosen else (),
         planned=len(planned),
         offers=len(found.offers),
-        reasons=screens.reasons(found),
+        reasons=screens.reasons(found.offers),
     )
 
 

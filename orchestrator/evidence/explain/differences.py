@@ -12,12 +12,12 @@ from orchestrator.catalog.chips import Chip, Topology
 from orchestrator.evidence.explain.book import axes_of, mixed_times, power_of_two, tensor_pays
 from orchestrator.evidence.explain.formula import PlanDifferences, assumed, bound_by
 from orchestrator.formatting import GIB, four_digits, in_memory, lasting, percent, signed_percent
-from orchestrator.network.mesh_axes import GROUPS, ICI_AXES, PARAMETER_AXES
+from orchestrator.network.mesh_axes import ICI_AXES, PARAMETER_AXES
 from orchestrator.network.rematerialization import text_of
 from orchestrator.planning.infeasible import Infeasible, factored
 from orchestrator.planning.nearest_specs import nearest_batches
 from orchestrator.planning.planner import make_plan
-from orchestrator.planning.torus import Torus, group_rate, make_torus
+from orchestrator.planning.torus import Torus, find_links, make_torus
 from orchestrator.values.plan import (
     DeviceGroup,
     Estimate,
@@ -195,7 +195,7 @@ def _line_rate(torus: Torus, ways: int) -> float:
     """Return the rate of `tensor` on the `ways` innermost chips of the first axis."""
     factors = np.ones((1, len(torus.axes), len(ICI_AXES)), np.int64)
     factors[0, 0, 0], factors[0, 0, -1] = torus.axes[0].length // ways, ways
-    return float(group_rate(torus, factors, GROUPS["tensor"])[0])
+    return float(find_links(torus, factors).rates["tensor"][0])
 
 
 def _say_tensor(ways: int, length: int, share: float, tokens: float, least: float) -> _Words:
