@@ -32,7 +32,14 @@ from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
 from orchestrator.values.report import Report
 from orchestrator.values.run import Run
-from orchestrator.values.study import PlannedTrial, ScalingReport, SweepReport, TrialReport
+from orchestrator.values.study import (
+    PlannedTrial,
+    ScalingReport,
+    SweepReport,
+    TrialReport,
+    key_names,
+    settings_text,
+)
 
 _PAGE = "report.html"
 
@@ -180,7 +187,7 @@ def _scaling_page(report: ScalingReport, plans: Mapping[int, Plan]) -> str:
     groups: dict[str, list[TrialReport]] = {}
     for trial in report.trials:
         if trial.measured:
-            name = studies.settings_text(trial.series, report.vary, " ")
+            name = settings_text(trial.series, report.vary, " ")
             groups.setdefault(name, []).append(trial)
     series = [
         _Series(f", {name}" if name else "", kind, sorted(trials, key=lambda trial: trial.chips))
@@ -217,7 +224,7 @@ def _scaling_page(report: ScalingReport, plans: Mapping[int, Plan]) -> str:
         notes=[f"{draw.sentence(note)}." for note in studies.scaling_notes(report)],
         compared=draw.BarChart(bars=bars, show=fmt.seconds) if bars else None,
         explanation=studies.gap_explanation(report.explanations),
-        chip_head=(*studies.key_names(report.vary, report.vary), *columns),
+        chip_head=(*key_names(report.vary, report.vary), *columns),
         chip_rows=chip_rows,
         unfinished=[pair for trial in report.trials for pair in trial.unfinished.items()],
     )
@@ -278,7 +285,7 @@ def _compared_bars(report: ScalingReport, plans: Mapping[int, Plan]) -> list[dra
     for trial in report.trials:
         if trial.measured is None or trial.not_compared or trial.number not in plans:
             continue
-        name = studies.settings_text(trial.settings, report.vary)
+        name = settings_text(trial.settings, report.vary)
         # The parts of the expected step end to end, or the resources of the unoverlapped.
         plan = plans[trial.number]
         step_s, ledger = plan.forecast.step_s, charts.expected_bars(plan)
@@ -308,7 +315,7 @@ def _sweep_page(report: SweepReport) -> str:
     are_few = len(known) <= len(_SWEEP_KINDS) + 1
     kinds, curves, is_named = iter(_SWEEP_KINDS), list[draw.Curve](), False
     for trial in sorted(known, key=lambda trial: trial.number == report.best):
-        settings = studies.settings_text(trial.settings, report.vary)
+        settings = settings_text(trial.settings, report.vary)
         points = tuple((float(step), loss) for step, loss in trial.losses)
         if trial.number == report.best:
             kind, name = _BEST, f"{settings} (best)"

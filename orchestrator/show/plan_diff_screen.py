@@ -12,6 +12,7 @@ from orchestrator.values.codec import short
 
 _SAME = 0.001  # a ratio this close to one is no difference
 _FEW_TIMES = 1.5  # smaller ratios are shown as percent
+_HALF = 0.005  # a share this close to a half is one
 _SMALL = 0.002  # of the larger total: smaller lines are shown as one
 _ENDS = ("", "first", "second", "change")
 _HEAD = ("", *_ENDS)
@@ -115,7 +116,7 @@ def _verdict(diff: PlanDiff) -> str:
     if is_staged:
         text = f"The second takes {_costs(ratio('days'))} time"
     else:
-        text = f"The second is {_faster(ratio('tokens_per_s'))}"
+        text = f"The second takes {_time(ratio('tokens_per_s'))}"
     if all(_figure(diff, "dollars.lower")):
         text += f" and costs {_costs(ratio('dollars'))}"
     text += ", both at best." if at == "lower" else "."
@@ -133,14 +134,18 @@ def _is_staged(diff: PlanDiff) -> bool:
     return not any(_figure(diff, "tokens_per_s.lower"))
 
 
-def _faster(ratio: float) -> str:
-    """Return a ratio of speeds: `2.4 times faster`, `9.4 % slower`."""
-    if abs(ratio - 1) < _SAME:
-        return "as fast"
-    word, times = ("faster", ratio) if ratio > 1 else ("slower", 1 / ratio)
-    is_large = times >= _FEW_TIMES
-    by = f"{fmt.to_digits(times, 2)} times" if is_large else fmt.percent(abs(ratio - 1))
-    return f"{by} {word}"
+def _time(speed: float) -> str:
+    """Return the time that a ratio of speeds means: `half the time`, `9.4 % more time`."""
+    if speed >= _FEW_TIMES:
+        share = 1 / speed
+        return (
+            "half the time"
+            if abs(share - 0.5) < _HALF
+            else f"{fmt.whole_percent(share)} of the time"
+        )
+    if speed <= 1 / _FEW_TIMES:
+        return f"{fmt.to_digits(1 / speed, 2)} times as long"
+    return f"{_costs(1 / speed)} time"
 
 
 def _costs(ratio: float) -> str:

@@ -1,6 +1,6 @@
 """Show studies: the forecast of their trials, what was measured, and what it says."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from orchestrator import formatting as fmt
 from orchestrator.planning.plan_warnings import warning_texts
@@ -9,6 +9,7 @@ from orchestrator.show.plan_text import resource_name
 from orchestrator.show.report_screen import NOT_COMPARED, loss_text, spread
 from orchestrator.values import study as studies
 from orchestrator.values.run import LIVE
+from orchestrator.values.study import key_names, settings_text
 
 SCALINGS = {
     "strong": "strong scaling, with the same batch in every trial",
@@ -17,19 +18,6 @@ SCALINGS = {
 _Forecast = studies.ScalingForecast | studies.SweepForecast
 _Report = studies.ScalingReport | studies.SweepReport
 _TOO_WIDE = 1_000  # larger ratios, of toy models, have two digits
-
-
-def key_names(keys: Iterable[str], vary: Sequence[str]) -> ui.Row:
-    """Return the last part of each key, or the whole key where two of the study end alike."""
-    endings = [key.rpartition(".")[2] for key in vary]
-    lasts = ((key, key.rpartition(".")[2]) for key in keys)
-    return tuple((key if endings.count(last) > 1 else last).lower() for key, last in lasts)
-
-
-def settings_text(settings: Mapping[str, str], vary: Sequence[str], between: str = ", ") -> str:
-    """Return settings with the names of their keys: `pods 4, remat full`."""
-    pairs = zip(key_names(settings, vary), settings.values(), strict=True)
-    return between.join(f"{name} {text}" for name, text in pairs)
 
 
 def forecast_screen(forecast: _Forecast, next_command: str = "") -> ui.Screen:

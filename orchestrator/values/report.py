@@ -1,10 +1,13 @@
 """A run compared with its forecast. Plain values without raw samples."""
 
+from dataclasses import field
 from typing import Literal
 
 from orchestrator.values.codec import Value
 from orchestrator.values.goodput import Outlook
+from orchestrator.values.plan import PlannedModel
 from orchestrator.values.run import Evaluation, Prediction, RunIdentity
+from orchestrator.values.spec import DataSource
 
 PredictionKind = Literal["lower", "expected", "unoverlapped"]
 
@@ -163,10 +166,13 @@ class Report(RunIdentity):
     `inside_interval` and `gap` are None. They are also None where nothing was measured, and
     `inside_interval` where the forecast has no interval. In a run with stages they are about its
     newest one, and `stages` has all. `problems` lists what is wrong with the
-    files that it was made from.
+    files that it was made from. `settings` are those of the trial that the run is, in a study.
     """
 
     schema: int
+    settings: dict[str, str] = field(default_factory=dict)
+    model: PlannedModel
+    data: DataSource
     chip: str
     chips: int
     devices: int

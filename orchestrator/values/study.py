@@ -1,5 +1,6 @@
 """A study: one spec varied, trial by trial. Plain values."""
 
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from orchestrator.values.codec import AfterFailure, Scaling, StudyKind, Value
@@ -9,6 +10,19 @@ from orchestrator.values.run import ProcessIdentity, Run
 from orchestrator.values.spec import Spec
 
 StudyState = Literal["running", "stopped", "succeeded"]
+
+
+def key_names(keys: Iterable[str], vary: Iterable[str]) -> tuple[str, ...]:
+    """Return the last part of each key, or the whole key where two of the study end alike."""
+    endings = [key.rpartition(".")[2] for key in vary]
+    lasts = ((key, key.rpartition(".")[2]) for key in keys)
+    return tuple((key if endings.count(last) > 1 else last).lower() for key, last in lasts)
+
+
+def settings_text(settings: Mapping[str, str], vary: Iterable[str], between: str = ", ") -> str:
+    """Return settings with the names of their keys: `pods 4, remat full`."""
+    pairs = zip(key_names(settings, vary), settings.values(), strict=True)
+    return between.join(f"{name} {text}" for name, text in pairs)
 
 
 def kind_text(scaling: Scaling | None) -> str:
