@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from orchestrator.run.studies import submit_study as submit_study
     from orchestrator.run.submit import resume as resume
     from orchestrator.run.submit import submit as submit
+    from orchestrator.show.pages import write_forecast as write_forecast
     from orchestrator.show.pages import write_offers as write_offers
     from orchestrator.show.pages import write_report as write_report
     from orchestrator.show.pages import write_schedule as write_schedule
@@ -74,7 +75,7 @@ _MODULES = {
     " plans",
     "run.studies": "study submit_study",
     "run.submit": "resume submit",
-    "show.pages": "write_offers write_report write_schedule",
+    "show.pages": "write_forecast write_offers write_report write_schedule",
     "values.run_options": "SubmitOptions",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}

@@ -12,7 +12,6 @@ from orchestrator.values.codec import short
 
 _SAME = 0.001  # a ratio this close to one is no difference
 _FEW_TIMES = 1.5  # smaller ratios are shown as percent
-_HALF = 0.005  # a share this close to a half is one
 _SMALL = 0.002  # of the larger total: smaller lines are shown as one
 _ENDS = ("", "first", "second", "change")
 _HEAD = ("", *_ENDS)
@@ -137,12 +136,8 @@ def _is_staged(diff: PlanDiff) -> bool:
 def _time(speed: float) -> str:
     """Return the time that a ratio of speeds means: `half the time`, `9.4 % more time`."""
     if speed >= _FEW_TIMES:
-        share = 1 / speed
-        return (
-            "half the time"
-            if abs(share - 0.5) < _HALF
-            else f"{fmt.whole_percent(share)} of the time"
-        )
+        share = fmt.whole_percent(1 / speed)
+        return "half the time" if share == "50 %" else f"{share} of the time"
     if speed <= 1 / _FEW_TIMES:
         return f"{fmt.to_digits(1 / speed, 2)} times as long"
     return f"{_costs(1 / speed)} time"

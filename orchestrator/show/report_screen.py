@@ -242,10 +242,9 @@ def compare_screen(reports: Sequence[Report], next_command: str) -> ui.Screen:
                 f"{fmt.to_digits(ratio.measured_over_predicted, 3)} x" if ratio else "-",
             )
         loss = "-" if report.last_loss is None else loss_text(report.last_loss)
-        start = (report.run, *(report.settings.get(key, "-") for key in keys), loss)[
-            : len(names) + 1
-        ]
-        speeds.append((*start, str(report.pods), fmt.count(report.steps_done), *cells))
+        chosen = [*(report.settings.get(key, "-") for key in keys), loss][: len(names)]
+        counts = str(report.pods), fmt.count(report.steps_done)
+        speeds.append((report.run, *chosen, *counts, *cells))
         # The peak as forecast, as compiled and as measured by the devices.
         peaks = (getattr(report.memory, f"{name}_bytes") for name in _MEMORY)
         shown = ("-" if size is None else fmt.in_memory(size) for size in peaks)

@@ -22,6 +22,20 @@ _TOO_WIDE = 1_000  # larger ratios, of toy models, have two digits
 
 def forecast_screen(forecast: _Forecast, next_command: str = "") -> ui.Screen:
     """Return a row for each trial as planned, and what all of them cost or how they scale."""
+    kind, verdict, remark = forecast_texts(forecast)
+    is_sweep = isinstance(forecast, studies.SweepForecast)
+    return ui.screen(
+        [ui.heading(f"{forecast.name}: {kind}")],
+        ui.indent([ui.heading(verdict)]),
+        ui.indent([planned_trials(forecast)]),
+        (ui.notes if is_sweep else ui.indent)([remark] if remark else []),
+        map(ui.warning, trial_warnings(forecast)),
+        ui.next_step(next_command),
+    )
+
+
+def forecast_texts(forecast: _Forecast) -> tuple[str, str, str]:
+    """Return what kind of study it is, the verdict, and what the figures of its trials are."""
     planned = [trial.planned for trial in forecast.trials if trial.planned]
     are_expected = all(plan.step_s.expected is not None for plan in planned)
     kind = fmt.counted(len(forecast.trials), "trial")
@@ -40,34 +54,23 @@ def forecast_screen(forecast: _Forecast, next_command: str = "") -> ui.Screen:
         if cost := forecast.dollars:
             is_expected = cost.expected is not None
             parts.append(f"{fmt.dollars(cost.likeliest)}{'' if is_expected else ' at best'}")
-        verdict = f"Sweep: {', '.join(parts)}."
         at_best = "values are those at best: no known runs on such chips"
-        remarks = ui.notes([] if are_expected else [at_best])
-    else:
-        kind = f"{kind}, {SCALINGS[forecast.scaling]}"
-        efficiencies: list[_Efficiency] = []
-        for trial in forecast.trials:
-            if plan := trial.planned:
-                share = plan.efficiency.expected or plan.efficiency.lower
-                text = fmt.percent(plan.efficiency.likeliest)
-                efficiencies.append((plan.chips, share, text, trial.series))
-        if efficiencies:
-            parts.append(_scaling_efficiency(efficiencies, forecast.vary, "chips"))
-        verdict = f"Study: {', '.join(parts)}."
-        what = "Expected values" if are_expected else "Values at best, without known runs"
-        smallest = "tokens per second and chip, over those of the smallest trial"
-        remarks = ui.indent([f"{what}. Efficiency is {smallest}."])
-    return ui.screen(
-        [ui.heading(f"{forecast.name}: {kind}")],
-        ui.indent([ui.heading(verdict)]),
-        ui.indent([_planned_trials(forecast)]),
-        remarks,
-        _trial_warnings(forecast, len(planned)),
-        ui.next_step(next_command),
-    )
+        return kind, f"Sweep: {', '.join(parts)}.", "" if are_expected else at_best
+    kind = f"{kind}, {SCALINGS[forecast.scaling]}"
+    efficiencies: list[_Efficiency] = []
+    for trial in forecast.trials:
+        if plan := trial.planned:
+            share = plan.efficiency.expected or plan.efficiency.lower
+            text = fmt.percent(plan.efficiency.likeliest)
+            efficiencies.append((plan.chips, share, text, trial.series))
+    if efficiencies:
+        parts.append(_scaling_efficiency(efficiencies, forecast.vary, "chips"))
+    what = "Expected values" if are_expected else "Values at best, without known runs"
+    smallest = "tokens per second and chip, over those of the smallest trial"
+    return kind, f"Study: {', '.join(parts)}.", f"{what}. Efficiency is {smallest}."
 
 
-def _planned_trials(forecast: _Forecast) -> ui.Table:
+def planned_trials(forecast: _Forecast) -> ui.Table:
     """Return the figures of each trial, expected or else at best."""
     names, last = ("STEP", "MFU", "EFFICIENCY", "BOTTLENECK"), "<"
     if isinstance(forecast, studies.SweepForecast):
@@ -88,8 +91,9 @@ def _planned_trials(forecast: _Forecast) -> ui.Table:
     return ui.Table(rows, f"{'>' * (len(rows[0]) - 2)}{last}>")
 
 
-def _trial_warnings(forecast: _Forecast, planned: int) -> list[ui.Part]:
+def trial_warnings(forecast: _Forecast) -> list[str]:
     """Return why trials have no plan, then the warnings; those of all plans name no trial."""
+    planned = sum(trial.planned is not None for trial in forecast.trials)
     refused: dict[str, list[str]] = {}
     warned: dict[str, list[str]] = {}
     for trial in forecast.trials:
@@ -101,7 +105,7 @@ def _trial_warnings(forecast: _Forecast, planned: int) -> list[ui.Part]:
     for text, trials in warned.items():
         which = f"{'trial' if len(trials) == 1 else 'trials'} {', '.join(trials)}: "
         lines.append(f"{'' if len(trials) == planned else which}{text}")
-    return [ui.warning(line) for line in lines]
+    return lines
 
 
 # The scaling efficiency of a trial: its chips, a fraction, the fraction as text, and its series.
