@@ -1,9 +1,10 @@
 """A run compared with its forecast. Plain values without raw samples."""
 
 from dataclasses import field
-from typing import Literal
+from typing import Any, Literal
 
-from orchestrator.values.codec import Value
+from orchestrator.formatting import percent, seconds
+from orchestrator.values.codec import Shown, Value
 from orchestrator.values.goodput import Outlook
 from orchestrator.values.plan import PlannedModel
 from orchestrator.values.run import Evaluation, Prediction, RunIdentity
@@ -158,7 +159,7 @@ class StageTotals(Value):
     dollars: float | None
 
 
-class Report(RunIdentity):
+class Report(Shown, RunIdentity):
     """The results of a run compared with its forecast.
 
     `forecast` and `measured` belong to the newest attempt's plan, `plan_digest`; steps of earlier
@@ -195,3 +196,22 @@ class Report(RunIdentity):
     stages: tuple[StageReport, ...] = ()
     stage_totals: StageTotals | None = None
     problems: tuple[str, ...] = ()
+
+    def _line(self) -> str:
+        text = f"{self.run}: {self.state}, {self.steps_done:,} of {self.steps:,} steps"
+        if measured := self.measured:
+            mfu = f", MFU {percent(measured.mfu.median)}" if measured.mfu else ""
+            text += f"; a step of {seconds(measured.step_s.median)}{mfu}"
+        return text
+
+    def _rows(self) -> list[dict[str, Any]]:
+        names = ("run", "state", "chip", "chips", "pods", "steps_done", "last_loss")
+        paths = {
+            "step_s": "measured.step_s.median",
+            "mfu": "measured.mfu.median",
+            "tokens_per_s_per_chip": "measured.tokens_per_s_per_chip",
+            "expected_s": "forecast.step_s.expected",
+            "goodput": "goodput.goodput",
+        }
+        figures = {name: self._at(self, path) for name, path in paths.items()}
+        return [{name: getattr(self, name) for name in names} | self.settings | figures]
