@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from orchestrator.run.specs import is_study as is_study
     from orchestrator.run.specs import key_help as key_help
     from orchestrator.run.specs import known_proof as known_proof
+    from orchestrator.run.specs import line_cut as line_cut
     from orchestrator.run.specs import load as load
     from orchestrator.run.specs import offers as offers
     from orchestrator.run.specs import plan as plan
@@ -71,8 +72,8 @@ _MODULES = {
     "run.proofs": "explain prove prove_diff prove_less_recompute prove_stages score",
     "run.records": "sync ui",
     "run.runs": "cancel compare follow_logs logs remove report runs status studies",
-    "run.specs": "create_spec deadline_odds diff is_study key_help known_proof load offers plan"
-    " plans",
+    "run.specs": "create_spec deadline_odds diff is_study key_help known_proof line_cut load"
+    " offers plan plans",
     "run.studies": "study submit_study",
     "run.submit": "resume submit",
     "show.pages": "write_forecast write_offers write_report write_schedule",

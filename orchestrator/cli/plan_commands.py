@@ -1,5 +1,6 @@
 """`orch plan`: the plan of a spec, of two, of a study, or the slices to choose from."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from orchestrator.values.spec import Spec
 
 _ONE_SPEC = "the plan of one spec"
 _CHOSEN_SLICES = "the plan of chosen slices"
+# The most priced candidates of a plan for which changes that may cut its lines are planned too.
+_QUICK: dict[Detail, float] = {"brief": 0, "usual": 5_000, "full": math.inf}
 _OFFER_OPTIONS = ("by", "budget", "chips", "prices", "html")
 
 
@@ -121,7 +124,10 @@ def _plans(
         if first.stages:
             known = [text for stage in first.stages if (text := _known_proof(stage))]
             return stages_screen(first, following, known, detail, odds[0])
-        return plan_screen(first, following, _known_proof(first), others, detail, odds[0])
+        cut = None
+        if profile is None and stage is None and first.search.priced <= _QUICK[detail]:
+            cut = orch.line_cut(spec, first)
+        return plan_screen(first, following, _known_proof(first), others, detail, odds[0], cut)
 
     return CommandResult(values if more else values[0], screens)
 
