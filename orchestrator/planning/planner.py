@@ -98,10 +98,10 @@ def line_cut(spec: Spec, plan: Plan) -> LineCut | None:
     ]
     warned, made = {each.code for each in plan.warnings}, list[tuple[Change, Plan]]()
     for change, differs in changes if not plan.stages else ():
-        other = changed(spec, change)
-        if differs and within_limits(other):
+        wanted = changed(spec, change)
+        if differs and within_limits(wanted):
             with suppress(SpecError):
-                made.append((change, make_plan(other)))
+                made.append((change, make_plan(wanted)))
     days = (1 - _GAIN) * plan.forecast.days.likeliest
     better = [
         (change, other)
