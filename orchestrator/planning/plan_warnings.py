@@ -301,7 +301,8 @@ def warning_texts(warnings: Iterable[PlanWarning], *, values: bool = True) -> li
         if warning.code != "extrapolation":
             texts.append(warning.text)
         else:
-            axes.append(warning.text if values else _AXES[str(warning.figures["axis"])][0])
+            text = warning.text if values else _AXES[str(warning.figures["axis"])][0]
+            axes.append(text.replace("published: ", "") if axes else text)
     if axes:
         outside = ", ".join(axes)
         where = f"{':' if values else ' in'} {outside}"
