@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from orchestrator.run.specs import is_study as is_study
     from orchestrator.run.specs import key_help as key_help
     from orchestrator.run.specs import known_proof as known_proof
+    from orchestrator.run.specs import line_cut as line_cut
     from orchestrator.run.specs import load as load
     from orchestrator.run.specs import offers as offers
     from orchestrator.run.specs import plan as plan
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from orchestrator.run.studies import submit_study as submit_study
     from orchestrator.run.submit import resume as resume
     from orchestrator.run.submit import submit as submit
+    from orchestrator.show.pages import write_forecast as write_forecast
     from orchestrator.show.pages import write_offers as write_offers
     from orchestrator.show.pages import write_report as write_report
     from orchestrator.show.pages import write_schedule as write_schedule
@@ -71,11 +73,11 @@ _MODULES = {
     "run.proofs": "compare explain prove prove_diff prove_less_recompute prove_stages report score",
     "run.records": "sync ui",
     "run.runs": "cancel follow follow_logs logs remove runs status studies",
-    "run.specs": "create_spec deadline_odds diff is_study key_help known_proof load offers plan"
-    " plans",
+    "run.specs": "create_spec deadline_odds diff is_study key_help known_proof line_cut load"
+    " offers plan plans",
     "run.studies": "study submit_study",
     "run.submit": "resume submit",
-    "show.pages": "write_offers write_report write_schedule",
+    "show.pages": "write_forecast write_offers write_report write_schedule",
     "values.run_options": "SubmitOptions",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}

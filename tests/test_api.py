@@ -17,6 +17,8 @@ from orchestrator.values import codec
 from orchestrator.values.run import Run
 from tests.conftest import ROOT, RunOrch
 from tests.journals import claimed_run
+from tests.reports import finished_study
+from tests.test_study import study_of
 
 TINY = "specs/tiny_2pod.yaml"
 HEAVY = {"jax", "jaxlib", "ray", "mlflow", "scipy", "rich", "click", "numpy", "msgspec"}
@@ -80,6 +82,39 @@ def test_commands_print_what_the_api_returns(command, value, orch) -> None:  # t
     done = orch(*command, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == json.loads(codec.to_pretty_json(codec.whole(value())))
+
+
+def test_a_plan_is_a_line_a_table_and_a_frame() -> None:
+    """Its repr names what a person asks first; pandas is loaded only for a frame."""
+    code = f"import orchestrator as orch, sys; p = orch.plan({TINY!r}); repr(p); p._repr_html_()"
+    assert "pandas" not in run_python(f"{code}; print(*sys.modules)").split()
+    plan = api.plan("specs/llama3_8b_v6e_2slice.yaml")
+    assert repr(plan).startswith("<Plan llama3-8b-v6e-2slice ")
+    assert len(repr(plan)) < 150
+    assert re.search(r"512 v6e chips, 2 x 16x16; expected .* a step, MFU .* %", repr(plan))
+    frame = plan.to_frame()
+    sums = frame.groupby("ledger").value.sum()
+    assert sums["memory"] == pytest.approx(plan.forecast.memory_bytes_per_device)
+    assert sums["time"] == pytest.approx(plan.forecast.step_s.unoverlapped)
+    assert sums["expected"] == pytest.approx(plan.forecast.step_s.expected)
+    html = plan._repr_html_()
+    assert html.count("<tr>") == len(frame) + 1
+    assert "<td>matmuls</td>" in html
+
+
+def test_studies_and_reports_are_frames(tmp_path: Path) -> None:
+    """A row for each trial, with its settings as columns."""
+    forecast = api.study("specs/studies/tiny_weak.yaml")
+    line = "tiny-weak: weak scaling, 3 trials over resources.pods"
+    assert repr(forecast) == f"<ScalingForecast {line}>"
+    frame = forecast.to_frame()
+    assert list(frame.pods) == [trial.planned.pods for trial in forecast.trials if trial.planned]
+    assert frame.efficiency[0] == 1
+    done = finished_study(tmp_path, study_of(1, 2), lambda *_: 0.5)
+    assert list(api.report(done.key, tmp_path).to_frame().step_s) == [0.5, 0.5]
+    [report, _] = api.compare([done.key], tmp_path)
+    assert len(repr(report)) < 120
+    assert dict(report.to_frame().iloc[0])["step_s"] == 0.5
 
 
 def test_runs_are_looked_at_and_removed(orch: RunOrch, tmp_path: Path) -> None:

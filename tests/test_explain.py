@@ -5,7 +5,7 @@ import pytest
 from orchestrator import catalog
 from orchestrator.evidence.explain.assemble import explain
 from orchestrator.evidence.explain.formula import compute
-from orchestrator.show.explain_screen import _answer_text
+from orchestrator.show.explain_screen import _answer_text, explain_screen
 from orchestrator.values.spec import Precision
 from tests.example_specs import TINY, spec_of
 from tests.explanations import REQUESTS, explanation_of, lines_of, spec_for, values_of, verdicts_of
@@ -152,7 +152,37 @@ def test_where_fsdp_wants_more_than_all_chips_tensor_does_not_pay() -> None:
     assert not verdict.figures["tensor_pays"]
     assert {name: verdict.figures[name] for name in pure.figures} == pure.figures
     assert sheet.summary.mixed_times == pure.figures["times"]
+    answer = " ".join(explain_screen(sheet, "").partition("Answer: ")[2].split())
+    assert ", pure FSDP compute-bound by " in answer
     assert _answer_text(verdict).endswith(_answer_text(pure))
+
+
+def test_a_mixture_gathers_all_experts_and_multiplies_by_a_few() -> None:
+    """At the tokens that a sharding takes, its exchange is as long as the math."""
+    sheet = explain(spec_of("mixtral-8x7b", chip="v5p", topology="4x4x8", sequences=1024))
+    v = values_of(sheet)
+    assert v["F_tok"] == pytest.approx(2 * v["F"], rel=1e-3)  # two of eight experts, and a router
+    assert v["F_all"] == pytest.approx(8 * v["F"], rel=1e-3)
+
+    def seconds(tokens: float, fsdp: float, active: float, every: float) -> tuple[float, float]:
+        """Math and the slower exchange of a chip's part of one MLP, forward."""
+        tensor, tokens = v["n"] / fsdp, tokens * v["n"]
+        math_s = 4 * tokens * v["D"] * active / (v["n"] * v["C"])
+        weights_s = 4 * v["D"] * every / (tensor * v["W"] * v["M_X"])
+        rows_s = 4 * tokens * v["D"] / (fsdp * v["W"] * v["M_Y"])
+        return math_s, max(weights_s, rows_s)
+
+    for symbol, names in (
+        ("mixed_least", ("F_tok", "F_all")), ("mixed_least_eff", ("F_eff", "F_all_eff")),
+    ):  # fmt: skip
+        widths = tuple(v[name] for name in names)
+        every = (seconds(v[symbol], 10 ** (step / 500), *widths) for step in range(1, 3000))
+        ratios = [exchange_s / math_s for math_s, exchange_s in every]
+        assert min(ratios) == pytest.approx(1, rel=0.01), symbol
+    pure_s = 4 * v["D"] * v["F_all"] / (v["W"] * v["M"])
+    assert pure_s == pytest.approx(4 * v["fsdp_least"] * v["D"] * v["F_tok"] / v["C"])
+    assert sheet.summary.mixed_times == v["tokens"] / v["mixed_least_eff"]
+    assert sheet.summary.tensor_pays
 
 
 def test_an_axis_that_does_not_close_counts_half() -> None:

@@ -14,7 +14,8 @@ import orchestrator as api
 from orchestrator import catalog
 from orchestrator.planning.infeasible import Infeasible
 from orchestrator.planning.nearest_specs import rentable
-from orchestrator.planning.planner import make_plan
+from orchestrator.planning.planner import line_cut, make_plan
+from orchestrator.show.plan_screen import plan_screen
 from orchestrator.values.spec import Spec
 from tests.conftest import ROOT, RunOrch
 from tests.example_specs import spec_of
@@ -253,3 +254,35 @@ def test_json_has_reasons_and_suggestions(orch: RunOrch) -> None:
     assert stated <= first["leads_to"].keys()
     pasted = [part for one in first["overrides"] for part in ("--set", one)]
     assert orch("plan", str(BASE), *options, *pasted).returncode == 0
+
+
+# --- the change that cuts the costliest line
+
+
+def test_the_change_that_cuts_a_line_has_been_planned() -> None:
+    """Its overrides lead to that plan; the line and the run are shorter with it."""
+    path = ROOT / "specs/llama3_8b_v6e_2slice.yaml"
+    spec = api.load(path)
+    plan = make_plan(spec)
+    found = line_cut(spec, plan)
+    assert found
+    line, share, overrides, other = found
+    pasted = api.plan(path, overrides)
+    assert (other.mesh, other.forecast) == (pasted.mesh, pasted.forecast)
+    assert other.forecast.days.likeliest < 0.99 * plan.forecast.days.likeliest
+    [left_s] = [each.value for each in other.forecast.expected_time if each.kind == line.kind]
+    per_token = left_s / line.value * plan.batch.tokens / other.batch.tokens
+    assert share == pytest.approx(1 - per_token)
+    # Longer lines are cut by none of the changes.
+    assert line == max(
+        (each for each in plan.forecast.expected_time if each.value <= line.value),
+        key=lambda each: each.value,
+    )
+    text = plan_screen(plan, None, cut=found)
+    assert f"--set {overrides[0]} it takes" in " ".join(text.split())
+
+
+def test_where_no_change_ends_the_run_earlier_none_is_named() -> None:
+    """On one chip there is nothing to exchange, and a larger batch changes nothing."""
+    spec = spec_of("llama3-8b", chip="v5p", topology="4x4x4", sequences=4096, length=8192)
+    assert line_cut(spec, make_plan(spec)) is None

@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.evidence.studies import _make_scaling_report, read_trial_runs
 from orchestrator.show.pages import _run_page, _scaling_page
+from orchestrator.values.goodput import Outlook, Uncertain
 from tests.browser import MISSING, Browser, browser, chromium
 from tests.journals import tiny_plan
 from tests.reports import finished_study, preempted_run
@@ -29,6 +30,8 @@ CUT_TABLES = """[...document.querySelectorAll('main .scroll')].filter(
     one => !one.closest('details') && one.querySelectorAll('th').length < 8
         && one.scrollWidth > one.clientWidth).map(
     one => one.textContent.slice(0, 80))"""
+CUT_FIGURES = """[...document.querySelectorAll('.figure > *')].filter(
+    one => one.scrollWidth > one.clientWidth).map(one => one.textContent)"""
 FORMULAS = """[...document.querySelectorAll('details')].map(
     one => one.querySelector('table').checkVisibility({contentVisibilityAuto: true})
         && one.getBoundingClientRect().height > 60)"""
@@ -91,6 +94,29 @@ def test_a_page_is_shown_whole(name: str, pages: dict[str, Path], chrome: Browse
                 page.picture(Path(os.environ["PICTURES"]) / f"{name}-{width}-{scheme}.png")
     assert len(papers) == len(SCHEMES)
     assert len({paper for _, paper in papers}) == len(SCHEMES)
+
+
+@pytest.mark.skipif(chromium() is None, reason=MISSING)
+@pytest.mark.parametrize("pixels", [1400, 1100, 800])
+def test_no_figure_of_a_running_run_is_cut(pixels: int, tmp_path: Path, chrome: Browser) -> None:
+    """Not the longest either: what is left, in minutes."""
+    run, steps = preempted_run()
+    values = shown(run, steps)
+    left = Uncertain(value=3.6 / 1440, low=2.9 / 1440, high=12.5 / 1440)
+    one = Uncertain(value=1.0, low=1.0, high=1.0)
+    outlook = Outlook(
+        steps_left=5, step_s=one, goodput=one, days_left=left, ends_at_s=one, dollars_so_far=None,
+        dollars_left=None, deadline_at_s=1.0, odds=0.9,
+    )  # fmt: skip
+    file = tmp_path / "page.html"
+    file.write_text(_run_page(**values | {"report": replace(values["report"], outlook=outlook)}))
+    page = chrome.page()
+    page.size(pixels, 900)
+    page.open(file.as_uri())
+    page.wait("document.readyState === 'complete' && document.querySelector('h1') !== null")
+    assert "3.6 minutes" in page.value("document.querySelector('.figures').textContent")
+    assert page.value(CUT_FIGURES) == []
+    assert page.value(WIDE) <= 0
 
 
 @pytest.mark.skipif(chromium() is None, reason=MISSING)

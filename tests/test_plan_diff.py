@@ -125,15 +125,26 @@ def test_points_that_round_to_zero_have_no_sign() -> None:
     assert signed_points(-0.02) == "-2.0 points"
 
 
+@pytest.mark.parametrize(
+    ("speed", "text"),
+    [
+        (2.0, "half the time"), (2.7, "37 % of the time"), (1.1, "9.1 % less time"),
+        (1.0, "the same time"), (0.9, "11.1 % more time"), (0.5, "2 times as long"),
+    ],
+)  # fmt: skip
+def test_a_ratio_of_speeds_is_said_as_time(speed: float, text: str) -> None:
+    assert verdict._time(speed) == text
+
+
 def test_without_runs_of_a_chip_the_verdict_compares_bounds() -> None:
     """Without an estimate, the lower bounds are compared, and shown alone."""
     diff = diff_of(tiny(), tiny(pods=4))
-    assert "faster and costs 1.7 times as much" in verdict._verdict(diff)
+    assert "less time and costs 1.7 times as much" in verdict._verdict(diff)
     without_estimate = replace(
         diff, figures=tuple(p for p in diff.figures if "expected" not in p.key)
     )
     first, second = verdict._figure(without_estimate, "tokens_per_s.lower")
-    assert verdict._faster(second / first) in verdict._verdict(without_estimate)
+    assert verdict._time(second / first) in verdict._verdict(without_estimate)
     assert "at best" in verdict._verdict(without_estimate)
     shown = render.plan_diff_screen(without_estimate, "x")
     figures = shown[shown.index("\n  figures") :]
@@ -149,7 +160,7 @@ def test_the_command_compares_two_files(orch: RunOrch) -> None:
     labels = [line[2:12].strip() for line in first.splitlines()[1:6]]
     assert labels == ["fits", "time", "cost", "MFU", "bound by"]
     verdict, _, next_command = last.replace("\n", " ").strip().rpartition(" Next: ")
-    assert verdict.startswith("The second is 2.7 times faster and costs 1.7 times as much.")
+    assert verdict.startswith("The second takes 37 % of the time and costs 1.7 times as much.")
     assert verdict.endswith("It is bound by ici tensor, not matmul.")
     assert next_command == f"orch plan {FOUR_PODS}"
     printed = json.loads(orch("plan", ONE_POD, FOUR_PODS, "--json").stdout)

@@ -15,6 +15,7 @@ from orchestrator.reading.load_study import load_study
 from orchestrator.reading.problems import SpecProblems
 from orchestrator.reading.schema import study_schema
 from orchestrator.show import study_screens as render
+from orchestrator.show.pages import write_forecast
 from orchestrator.values.study import Study, Trial
 from tests.conftest import ROOT, HoldGolden, RunOrch
 from tests.journals import tiny_spec
@@ -198,6 +199,21 @@ def test_efficiency_is_relative_to_the_smallest_trial() -> None:
             rate = getattr(plan.forecast.tokens_per_s, at) / plan.chips
             least = getattr(plans[2].forecast.tokens_per_s, at) / plans[2].chips
             assert getattr(one.efficiency, at) == rate / least
+
+
+def test_predicted_scaling_is_drawn(tmp_path: Path) -> None:
+    """Every trial with a plan is a dot in both plots; a study without one has only the table."""
+    study = study_of(1, 2, 4)
+    plans = {trial.number: make_plan(trial.spec) for trial in study.trials}
+    page = write_forecast(_forecast_scaling(study, plans), tmp_path / "page.html")
+    text = page.read_text(encoding="utf-8")
+    assert text.count("<circle") == 2 * 3
+    assert text.count("<polygon") == 1  # the interval of the speed
+    assert "<title>expected: 8, " in text
+    refused = write_forecast(_forecast_scaling(study, dict.fromkeys(plans, "no")), page)
+    text = refused.read_text(encoding="utf-8")
+    assert "<circle" not in text
+    assert "no plan for trial 1, 2, 3: no" in text
 
 
 def test_other_keys_make_another_series() -> None:

@@ -29,11 +29,12 @@ from orchestrator.values.run import Attempt
 from orchestrator.values.study import Study, SweepForecast, SweepReport, Trial
 from tests.conftest import ROOT, RunOrch
 from tests.journals import tiny_spec
-from tests.reports import finished_run, timed
+from tests.reports import finished_run, finished_study, timed
 from tests.test_study import loaded
 
 LR = "experiment.optimizer.peak_lr"
 TINY = "specs/studies/tiny_sweep.yaml"
+RATES = ("1e-3", "3e-3", "1e-2", "3e-2", "1e-4")
 
 
 # --- the file
@@ -176,7 +177,7 @@ def swept(storage: Path, study: Study, levels: Sequence[Sequence[float]]) -> Stu
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> StudyJournal:
-    study = sweep_of("1e-3", "3e-3", "1e-2", "3e-2", "1e-4")
+    study = sweep_of(*RATES)
     levels = [flat(level) for level in (5.0, 4.0, 6.0, 8.0, 3.0)]
     return swept(tmp_path_factory.mktemp("sweep"), study, levels)
 
@@ -259,8 +260,36 @@ def test_orch_compare_takes_a_sweep(orch: RunOrch, done: StudyJournal) -> None:
     at = ("--storage", str(done.storage))
     found = json.loads(orch("compare", done.key, *at, "--json").stdout)
     assert [one["last_loss"] for one in found] == [5.0, 4.0, 6.0, 8.0, 3.0]
+    assert [one["settings"] for one in found] == [{LR: rate} for rate in RATES]
     text = orch("compare", done.key, *at).stdout
-    assert "trial-5.1 ends with the lowest loss, 3.000" in " ".join(text.split())
+    best = "trial-5.1 (peak_lr 1e-4) ends with the lowest loss, 3.000"
+    assert best in " ".join(text.split())
+    head, first = (line.split() for line in text.splitlines()[7:9])
+    assert (head[1:3], first[1:3]) == (["PEAK_LR", "LOSS"], [RATES[0], "5.000"])
+
+
+def test_losses_of_different_models_are_not_compared(orch: RunOrch, tmp_path: Path) -> None:
+    """Settings are columns, and the verdict says why no loss is one."""
+    study = sweep_of("1", "2")
+    trials = []
+    for trial in study.trials:
+        experiment = trial.spec.experiment
+        model = replace(experiment.model, layers=2 * trial.number, name=f"m{trial.number}")
+        spec = replace(trial.spec, experiment=replace(experiment, model=model))
+        trials.append(replace(trial, spec=spec))
+    done = finished_study(tmp_path, replace(study, trials=tuple(trials)), lambda *_: 0.5)
+    text = orch("compare", done.key, "--storage", str(tmp_path)).stdout
+    assert "Losses of different models (m1, m2) are not compared." in " ".join(text.split())
+    assert "lowest loss" not in text
+    assert " LOSS " not in text.partition("where the time went")[0]
+    assert " PEAK_LR " in text
+
+
+def test_a_planned_sweep_is_drawn(orch: RunOrch, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = orch("plan", TINY, "--html", str(page))
+    assert f"wrote {page}" in done.stdout
+    assert page.read_text().count('<svg class="bar"') == 5
 
 
 def test_the_shipped_sweep_is_one() -> None:

@@ -350,6 +350,13 @@ def test_the_runs_of_a_study_have_one_parent(storage: Path) -> None:
     children = "SELECT COUNT(*) FROM tags WHERE key = 'mlflow.parentRunId' AND value = ?"
     assert rows(storage, children, noted.run_id) == [(2,)]
     assert len(rows(storage, "SELECT 1 FROM runs")) == 3
+    # A trial is named by its settings, and then by the run.
+    names = {str(name) for (name,) in rows(storage, "SELECT name FROM runs")} - {study.key}
+    trials = study.submission().study.trials[:2]
+    assert names == {
+        f"pods {trial.settings['resources.pods']}: {study.key}-trial-{trial.number}.1"
+        for trial in trials
+    }
 
 
 def parent_row(storage: Path) -> tuple[object, ...]:

@@ -1,5 +1,6 @@
 """`orch plan`: the plan of a spec, of two, of a study, or the slices to choose from."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from orchestrator.values.spec import Spec
 
 _ONE_SPEC = "the plan of one spec"
 _CHOSEN_SLICES = "the plan of chosen slices"
+# The most priced candidates of a plan for which changes that may cut its lines are planned too.
+_QUICK: dict[Detail, float] = {"brief": 0, "usual": 5_000, "full": math.inf}
 _OFFER_OPTIONS = ("by", "budget", "chips", "prices", "html")
 
 
@@ -41,7 +44,7 @@ _OFFER_OPTIONS = ("by", "budget", "chips", "prices", "html")
 @click.option("--budget", metavar="DOLLARS", help="Offers that cost at most 2M, or 500k.")
 @click.option("--chips", metavar="NAMES", help="Offers of these chips: v5e,v6e,v5p,tpu7x.")
 @click.option("--prices", metavar="KIND", help="on-demand, reserved, spot, or a file of yours.")
-@click.option("--html", type=shared.FILE, metavar="FILE", help="Also write the offers as a page.")
+@click.option("--html", type=shared.FILE, metavar="FILE", help="Also a page of offers or a study.")
 @interruptible("planning")
 def plan_command(
     spec: Path, other: Path | None, overrides: tuple[str, ...], as_json: bool, **options: Any
@@ -49,8 +52,8 @@ def plan_command(
     """Find the fastest realizable plan of SPEC. It has memory, time and cost.
 
     With OTHER, compare both plans, line by line; --set then changes only OTHER. With a study, plan
-    every trial and show the predicted scaling; exit 2 if a trial has no plan. With --stage, plan
-    one stage of a spec.
+    every trial and show the predicted scaling, with --html as a picture; exit 2 if a trial has no
+    plan. With --stage, plan one stage of a spec.
 
     With --by, --budget, --chips or --prices, or with resources.topology: auto, show which slices to
     rent: days, dollars and odds of each.
@@ -59,7 +62,7 @@ def plan_command(
     Example:
       orch plan specs/llama3_70b_4pod.yaml --set resources.pods=2 --alternatives 5
       orch plan specs/llama3_70b_1pod.yaml specs/llama3_70b_4pod.yaml
-      orch plan specs/studies/llama3_70b_pods.yaml
+      orch plan specs/studies/llama3_70b_pods.yaml --html scaling.html
       orch plan my-h200.yaml --profile 3f9a1c07
       orch plan specs/llama3_70b_4pod.yaml --by 30d --budget 50M --chips v5p,tpu7x
     """
@@ -75,7 +78,7 @@ def plan_command(
 
         result = CommandResult(found, lambda: plan_diff_screen(found, following))
     elif orch.is_study(spec):
-        refuse_options(typed, _ONE_SPEC)
+        refuse_options(typed | {"--html": None}, _ONE_SPEC)
         # Heavy to import, and few plans are of studies.
         from orchestrator.show.progress import Display  # noqa: PLC0415
         from orchestrator.show.study_screens import forecast_screen  # noqa: PLC0415
@@ -83,7 +86,10 @@ def plan_command(
         study = orch.study(spec, overrides, progress=Display())
         code = SpecError.exit_code if any(trial.infeasible for trial in study.trials) else 0
         after = "" if code else spec_command("submit", spec, overrides)
-        result = CommandResult(study, lambda: forecast_screen(study, after), exit_code=code)
+        page = options["html"] and orch.write_forecast(study, options["html"])
+        result = CommandResult(
+            study, lambda: forecast_screen(study, after), exit_code=code, written=page
+        )
     else:
         loaded = orch.load(spec, overrides)
         asked = {name: options[name] for name in _OFFER_OPTIONS}
@@ -118,7 +124,10 @@ def _plans(
         if first.stages:
             known = [text for stage in first.stages if (text := _known_proof(stage))]
             return stages_screen(first, following, known, detail, odds[0])
-        return plan_screen(first, following, _known_proof(first), others, detail, odds[0])
+        cut = None
+        if profile is None and stage is None and first.search.priced <= _QUICK[detail]:
+            cut = orch.line_cut(spec, first)
+        return plan_screen(first, following, _known_proof(first), others, detail, odds[0], cut)
 
     return CommandResult(values if more else values[0], screens)
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from orchestrator.formatting import HOUR_S
 from orchestrator.journal.run_journal import Clock, Journal, outlook_of, prediction_of
 from orchestrator.journal.steps import Floats, StepTable, counted_rows, counted_steps, read_table
+from orchestrator.journal.study_journal import trial_of
 from orchestrator.values import report as values
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
@@ -23,7 +24,7 @@ _OF_RUN = (
     "run", "id", "name", "state", "reason", "rehearsal", "rehearses", "spec_digest", "steps",
     "steps_done", "problems",
 )  # fmt: skip
-_OF_PLAN = ("chip", "chips", "devices", "pods")
+_OF_PLAN = ("chip", "chips", "devices", "pods", "model", "data")
 
 
 def make_report(journal: Journal, clock: Clock = time.time) -> Report:
@@ -40,7 +41,10 @@ def report_and_steps(journal: Journal, clock: Clock = time.time) -> tuple[Report
         problems += map(str, more)
     run = replace(run, problems=tuple(dict.fromkeys([*run.problems, *problems])))
     plan, proof = journal.plan(run.plan_digest), journal.proof(journal.current_plan(run).digest)
-    return _compare_run(run, plan, steps, proof, journal.deadline()), counted_steps(steps)
+    report = _compare_run(run, plan, steps, proof, journal.deadline())
+    if found := trial_of(journal, run.study):
+        report = replace(report, settings=found[1].settings)
+    return report, counted_steps(steps)
 
 
 def _compare_run(

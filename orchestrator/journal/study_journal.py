@@ -30,7 +30,14 @@ from orchestrator.storage.addresses import address, is_copy
 from orchestrator.values import codec
 from orchestrator.values.codec import Value
 from orchestrator.values.run import LIVE, Run, TrackedRun
-from orchestrator.values.study import Study, StudyState, StudyStatus, StudySubmission, TrialStart
+from orchestrator.values.study import (
+    Study,
+    StudyState,
+    StudyStatus,
+    StudySubmission,
+    Trial,
+    TrialStart,
+)
 
 _SCHEMA = 3
 _SUBMISSION = "study.json"  # without it there is no study
@@ -241,6 +248,18 @@ def find_runs(storage: Path, name: str) -> list[Journal]:
     if isinstance(found, Journal):
         return [found]
     return [found.trial_journal(start) for start in found.trial_starts() if found.trial_run(start)]
+
+
+def trial_of(journal: Journal, study: str | None) -> tuple[Study, Trial] | None:
+    """Return the study and the trial that a run belongs to; None for any other run."""
+    if study is None:
+        return None
+    recorded = StudyJournal(journal.path.absolute().parent / Path(study).name)
+    with suppress(errors.JournalUnreadable, OSError):  # it was removed
+        found, starts = recorded.submission().study, recorded.trial_starts()
+        number = next((start.trial for start in starts if start.run == journal.key), None)
+        return next(((found, trial) for trial in found.trials if trial.number == number), None)
+    return None
 
 
 def find_run_or_study(storage: Path, name: str) -> Journal | StudyJournal:

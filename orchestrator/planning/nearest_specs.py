@@ -63,6 +63,16 @@ def changed(spec: Spec, change: Change) -> Spec:
     return spec
 
 
+def within_limits(spec: Spec) -> bool:
+    """Whether a file may say so: its tokens fill a batch, its numbers are in range."""
+    batch = spec.experiment.batch
+    return (
+        1 <= batch.sequences <= _MOST_SEQUENCES
+        and batch.sequences * batch.length <= spec.experiment.tokens
+        and spec.resources.pods.max <= _MOST_PODS
+    )
+
+
 @dataclass
 class _Budget:
     """How many placements may still be searched, so that nobody waits long for a refusal."""
@@ -91,13 +101,8 @@ class _Nearby:
             return None, 0.0, False
         change = {**self.base, **change}
         other = changed(self.spec, change)
-        batch, model = other.experiment.batch, other.experiment.model
-        # Whether a file may say so: its tokens fill a batch, its numbers are in range.
-        if (
-            not 1 <= batch.sequences <= _MOST_SEQUENCES
-            or batch.sequences * batch.length > other.experiment.tokens
-            or other.resources.pods.max > _MOST_PODS
-        ):
+        model = other.experiment.model
+        if not within_limits(other):
             return None, 0.0, False
         request = search_request(other)
         # What follows saves the search of what it would refuse too.

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 
 from orchestrator import catalog
-from orchestrator.formatting import count, fill, scaled, seconds, whole_percent, with_unit
+from orchestrator.formatting import count, fill, scaled, seconds, span, whole_percent, with_unit
 from orchestrator.notes import sentence, sentences
 from orchestrator.planning.kernels import TILE
 from orchestrator.planning.ranking import accumulates_faster
@@ -270,31 +270,27 @@ def _saves_block(blocking_s: float, every_s: float, bytes: float) -> str:  # noq
     )
 
 
-# The name of an axis, and the format of its values.
-_AXES: dict[str, tuple[str, Callable[[float], str]]] = {
-    "tokens": ("tokens a chip", count),
-    "length": ("sequence length", count),
-    "attention_share": ("attention of all compute", whole_percent),
-    "microbatches": ("microbatches", count),
-    "fsdp_dcn": ("fsdp_dcn", count),
-    "data": ("data", count),
-    "sequence": ("sequence", count),
-    "tensor": ("tensor", count),
-    "links_share": ("links over compute", whole_percent),
-    "host_share": ("transfers to the host over compute", whole_percent),
-    "mfu": ("MFU on such a chip", whole_percent),
-    "mixture_mfu": ("MFU of a mixture on such a chip", whole_percent),
-    "chips": ("chips", count),
-    "slices": ("slices", count),
-    "step_s": ("step", "{:.2g} s".format),
+# The name of an axis, how a plan lies on it, and the format of its values.
+_AXES: dict[str, tuple[str, str, Callable[[float], str]]] = {
+    "tokens": ("tokens per chip", "{} tokens per chip", count),
+    "length": ("sequence length", "sequences of {} tokens", count),
+    "attention_share": ("attention", "attention takes {} of the compute time", whole_percent),
+    "microbatches": ("microbatches", "{} microbatches", count),
+    **{axis: (axis, f"{axis} {{}}", count) for axis in ("fsdp_dcn", "data", "sequence", "tensor")},
+    "links_share": ("busy links", "links busy {} of the compute time", whole_percent),
+    "host_share": ("host transfers", "host transfers busy {} of the compute time", whole_percent),
+    "mfu": ("MFU", "an MFU of {} on such a chip", whole_percent),
+    "mixture_mfu": ("MFU", "an MFU of {} for a mixture on such a chip", whole_percent),
+    "chips": ("chips", "{} chips", count),
+    "slices": ("slices", "{} slices", count),
+    "step_s": ("step time", "a step of {}", "{:.2g} s".format),
 }
 
 
 @sentence(PlanWarning)
 def extrapolation(axis: str, value: float, low: float, high: float) -> str:
-    name, show = _AXES[axis]
-    ends = dict.fromkeys((show(low), show(high)))
-    return f"{name} {show(value)} ({' to '.join(ends)})"
+    _, place, show = _AXES[axis]
+    return f"{place.format(show(value))} (published: {span(show(low), show(high))})"
 
 
 def warning_texts(warnings: Iterable[PlanWarning], *, values: bool = True) -> list[str]:
@@ -304,8 +300,10 @@ def warning_texts(warnings: Iterable[PlanWarning], *, values: bool = True) -> li
         if warning.code != "extrapolation":
             texts.append(warning.text)
         else:
-            axes.append(warning.text if values else _AXES[str(warning.figures["axis"])][0])
+            text = warning.text if values else _AXES[str(warning.figures["axis"])][0]
+            axes.append(text.replace("published: ", "") if axes else text)
     if axes:
         outside = ", ".join(axes)
-        texts.append(f"expected is an extrapolation; outside published runs: {outside}")
+        where = f"{':' if values else ' in'} {outside}"
+        texts.append(f"No published run is like this{where}. Read the interval as too narrow.")
     return texts

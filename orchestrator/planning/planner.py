@@ -1,6 +1,7 @@
 """Spec to Plan: search, choose, and write the choice with its forecast and digest."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from itertools import chain
 from math import prod
@@ -10,11 +11,23 @@ from orchestrator.errors import SpecError
 from orchestrator.formatting import DAY_S, HOUR_S
 from orchestrator.goodput.outlook import StagePart, change_s, over_stages
 from orchestrator.network.mesh_axes import AXES, DCN_AXES, GROUPS, ICI_AXES, in_use
+from orchestrator.network.rematerialization import AUTO
 from orchestrator.planning import flops, search
 from orchestrator.planning.collectives import per_layer
 from orchestrator.planning.forecast import add, forecast, plus, typical
 from orchestrator.planning.infeasible import Infeasible, infeasible
 from orchestrator.planning.layout import Training
+from orchestrator.planning.nearest_specs import (
+    MESH,
+    MICROBATCHES,
+    MOMENTS,
+    REMAT,
+    SEQUENCES,
+    Change,
+    changed,
+    overrides,
+    within_limits,
+)
 from orchestrator.planning.plan_warnings import (
     LEDGER_TRAINER,
     all_warnings,
@@ -27,6 +40,7 @@ from orchestrator.values.model import Model
 from orchestrator.values.plan import (
     PLAN_SCHEMA,
     DeviceGroup,
+    LedgerLine,
     MeshAxis,
     Plan,
     PlannedBatch,
@@ -37,7 +51,7 @@ from orchestrator.values.plan import (
     experiment_digest,
     plan_digest,
 )
-from orchestrator.values.spec import Batch, Pods, Spec
+from orchestrator.values.spec import Batch, MeshRequest, Pods, Spec
 
 
 def make_plan(spec: Spec) -> Plan:
@@ -55,6 +69,55 @@ def make_plans(spec: Spec, most: int) -> list[Plan]:
     if not ranked:
         raise infeasible(spec, request, result)
     return [_write_plan(spec, request, result, choice) for choice in ranked]
+
+
+# Smaller lines of a step, cuts of a line and gains in days are not worth a change.
+_LINE, _CUT, _GAIN = 0.03, 0.05, 0.01
+_UNWANTED = {"large_batch", "no_memory_margin"}
+
+
+# A line, the share of it per token that a change cuts, the overrides, and their plan.
+LineCut = tuple[LedgerLine, float, tuple[str, ...], Plan]
+
+
+def line_cut(spec: Spec, plan: Plan) -> LineCut | None:
+    """Return the costliest line that one of a few changes cuts; None where none helps.
+
+    Each change is planned, and the run must end earlier with it. A run in stages has no such line.
+    """
+    experiment, resources = spec.experiment, spec.resources
+    changes: list[tuple[Change, bool]] = [
+        ({SEQUENCES: 2 * experiment.batch.sequences}, True),
+        ({MOMENTS: "bf16"}, experiment.precision.optimizer != "bf16"),
+        ({REMAT: AUTO}, experiment.remat != AUTO),
+        ({MESH: AUTO}, resources.mesh != MeshRequest()),
+        ({MICROBATCHES: AUTO}, experiment.batch.microbatches is not None),
+    ]
+    warned, made = {each.code for each in plan.warnings}, list[tuple[Change, Plan]]()
+    for change, differs in changes if not plan.stages else ():
+        wanted = changed(spec, change)
+        if differs and within_limits(wanted):
+            with suppress(SpecError):
+                made.append((change, make_plan(wanted)))
+    days = (1 - _GAIN) * plan.forecast.days.likeliest
+    better = [
+        (change, other)
+        for change, other in made
+        if other.forecast.days.likeliest < days
+        and not ({each.code for each in other.warnings} - warned) & _UNWANTED
+    ]
+    lines = plan.forecast.expected_time or plan.forecast.time
+    for line in sorted(lines, key=lambda each: -each.value):
+        cuts = []
+        for number, (_, other) in enumerate(better):
+            theirs = other.forecast.expected_time or other.forecast.time
+            left_s = sum(each.value for each in theirs if each.name == line.name)
+            cuts.append((1 - left_s / line.value * plan.batch.tokens / other.batch.tokens, -number))
+        share, number = max(cuts, default=(0.0, 0))
+        if share > _CUT and line.value > _LINE * plan.forecast.step_s.likeliest:
+            change, other = better[-number]
+            return line, share, overrides(change), other
+    return None
 
 
 def make_stage_plans(spec: Spec, number: int, most: int) -> list[Plan]:

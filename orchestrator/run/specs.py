@@ -9,7 +9,8 @@ from orchestrator.planning.calibrated import with_own_profile
 from orchestrator.planning.diff_plans import PlanDiff, diff_plans
 from orchestrator.planning.forecast import scale
 from orchestrator.planning.offers import DeadlineOdds, Offers, chance, make_offers
-from orchestrator.planning.planner import make_plans, make_stage_plans, stage_spec
+from orchestrator.planning.planner import LineCut, make_plans, make_stage_plans, stage_spec
+from orchestrator.planning.planner import line_cut as find_line_cut
 from orchestrator.proving import proofs_folder
 from orchestrator.reading.examples import create
 from orchestrator.reading.expectations import KeyHelp, help_about
@@ -81,6 +82,16 @@ def plans(
 
     measured = find(profile).profile
     return [with_own_profile(candidate, measured) for candidate in made]
+
+
+def line_cut(spec: SpecSource, made: Plan | None = None) -> LineCut | None:
+    """Return the costliest line of a plan that a change cuts, by which share per token, the
+    overrides, and their plan.
+
+    `made` is the plan of the spec, where there is one already. None where no change helps.
+    """
+    found = loaded(spec)
+    return find_line_cut(found, made or plan(found))
 
 
 def deadline_odds(spec: SpecSource, made: Plan | None = None) -> DeadlineOdds | None:

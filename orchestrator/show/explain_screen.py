@@ -74,7 +74,8 @@ def explain_screen(sheet: explained.Explanation, next_command: str) -> ui.Screen
     summary, planned = sheet.summary, "no realizable plan"
     by_hand = f"{fmt.lasting(summary.days)} at {explained.assumed(summary.mfu)}"
     if summary.mixed_times is not None:
-        by_hand += f", FSDP + tensor {explained.bound_by(summary.mixed_times)}"
+        sharding = "FSDP + tensor" if summary.tensor_pays else "pure FSDP"
+        by_hand += f", {sharding} {explained.bound_by(summary.mixed_times)}"
     rows = [("plan", planned), ("by hand", by_hand)]
     verdict = ui.Table(rows, "<w", row_styles={0: "red"})
     if summary.forecast is not None:

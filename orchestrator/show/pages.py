@@ -32,7 +32,16 @@ from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
 from orchestrator.values.report import Report
 from orchestrator.values.run import Run
-from orchestrator.values.study import PlannedTrial, ScalingReport, SweepReport, TrialReport
+from orchestrator.values.study import (
+    PlannedTrial,
+    ScalingForecast,
+    ScalingReport,
+    SweepForecast,
+    SweepReport,
+    TrialReport,
+    key_names,
+    settings_text,
+)
 
 _PAGE = "report.html"
 
@@ -82,6 +91,34 @@ def write_schedule(found: ProofResult, path: str | Path) -> Path:
 def write_offers(found: Offers, path: str | Path) -> Path:
     """Write the page of offers: the frontier as a picture, and the table."""
     return _write(Path(path), offers_page(found))
+
+
+def write_forecast(found: ScalingForecast | SweepForecast, path: str | Path) -> Path:
+    """Write the page of a study as planned: its scaling, or its times, as a picture."""
+    kind, verdict, remark = studies.forecast_texts(found)
+    plots, bars = list[draw.Plot](), list[draw.Bar]()
+    if isinstance(found, ScalingForecast):
+        plots = _forecast_plots(found)
+    else:
+        for trial in found.trials:
+            if plan := trial.planned:
+                part = draw.BarPart("", plan.days.likeliest)
+                name = settings_text(trial.settings, found.vary)
+                bars.append(draw.Bar(name, "expected", (part,)))
+    head, *rows = studies.planned_trials(found).rows
+    text = draw.filled(
+        "forecast.html",
+        title=found.name,
+        verdict=verdict,
+        headline=kind,
+        plots=plots,
+        times=draw.BarChart(bars=bars, show=fmt.lasting) if bars else None,
+        head=["trial", *(name if name == "MFU" else name.lower() for name in head[1:])],
+        rows=rows,
+        remark=remark,
+        warnings=studies.trial_warnings(found),
+    )
+    return _write(Path(path), text)
 
 
 def keep_report(journal: Journal) -> None:
@@ -177,7 +214,7 @@ def _scaling_page(report: ScalingReport, plans: Mapping[int, Plan]) -> str:
     groups: dict[str, list[TrialReport]] = {}
     for trial in report.trials:
         if trial.measured:
-            name = studies.settings_text(trial.series, report.vary, " ")
+            name = settings_text(trial.series, report.vary, " ")
             groups.setdefault(name, []).append(trial)
     series = [
         _Series(f", {name}" if name else "", kind, sorted(trials, key=lambda trial: trial.chips))
@@ -214,7 +251,7 @@ def _scaling_page(report: ScalingReport, plans: Mapping[int, Plan]) -> str:
         notes=[f"{draw.sentence(note)}." for note in studies.scaling_notes(report)],
         compared=draw.BarChart(bars=bars, show=fmt.seconds) if bars else None,
         explanation=studies.gap_explanation(report.explanations),
-        chip_head=(*studies.key_names(report.vary, report.vary), *columns),
+        chip_head=(*key_names(report.vary, report.vary), *columns),
         chip_rows=chip_rows,
         unfinished=[pair for trial in report.trials for pair in trial.unfinished.items()],
     )
@@ -240,15 +277,60 @@ def _scaling_plots(series: Sequence[_Series]) -> list[draw.Plot]:
         shares.append(draw.Curve(f"measured{group.name}", group.kind, share, dots=True))
         area = tuple((x, found.efficiency.low, found.efficiency.high) for x, found in measured)
         bands.append(draw.Band(group.kind, area))
-    tokens = draw.logarithmic((y for curve in speeds for _, y in curve.points), 1.4)
-    tops = [y for curve in shares for _, y in curve.points]
-    tops += [high for band in bands for *_, high in band.points]
-    x = draw.logarithmic(sizes, 1.25)
+    return _over_chips(sizes, speeds, shares, efficiency_bands=bands)
+
+
+def _forecast_plots(found: ScalingForecast) -> list[draw.Plot]:
+    """Return tokens per second over chips, with their interval, and efficiency, as planned."""
+    groups: dict[str, list[PlannedTrial]] = {}  # the plans of each series
+    for trial in found.trials:
+        if trial.planned:
+            name = settings_text(trial.series, found.vary, " ")
+            groups.setdefault(f", {name}" if name else "", []).append(trial.planned)
+    sizes = sorted({float(plan.chips) for plans in groups.values() for plan in plans})
+    speeds, shares, bands = list[draw.Curve](), list[draw.Curve](), list[draw.Band]()
+    for kind, (name, plans) in zip(cycle(("expected", *_KINDS[1:])), groups.items(), strict=False):
+        plans.sort(key=lambda plan: plan.chips)
+        rates = [(float(plan.chips), plan.tokens_per_s_per_chip.likeliest) for plan in plans]
+        speed = tuple((chips, chips * rate) for chips, rate in rates)
+        ideal = tuple((chips, chips * rates[0][1]) for chips in (rates[0][0], sizes[-1]))
+        share = tuple((float(plan.chips), plan.efficiency.likeliest) for plan in plans)
+        is_expected = all(plan.step_s.expected for plan in plans)
+        said = f"{'expected' if is_expected else 'at best'}{name}"
+        speeds.append(draw.Curve(f"ideal{name}", "ideal", ideal))
+        speeds.append(draw.Curve(said, kind, speed, dots=True))
+        shares.append(draw.Curve(said, kind, share, dots=True))
+        # A step at an end of its interval has the same tokens.
+        ends = [(plan.step_s.low, plan.step_s.expected, plan.step_s.high) for plan in plans]
+        area = tuple(
+            (chips, tokens_per_s * middle / high, tokens_per_s * middle / low)
+            for (chips, tokens_per_s), (low, middle, high) in zip(speed, ends, strict=True)
+            if low and middle and high
+        )
+        bands.append(draw.Band(kind, area))
+    if not sizes:
+        return []
+    level = draw.Curve("ideal", "ideal", ((sizes[0], 1.0), (sizes[-1], 1.0)))
+    return _over_chips(sizes, speeds, [level, *shares], speed_bands=bands)
+
+
+def _over_chips(
+    sizes: Sequence[float], speeds: Sequence[draw.Curve], shares: Sequence[draw.Curve],
+    speed_bands: Sequence[draw.Band] = (), efficiency_bands: Sequence[draw.Band] = (),
+) -> list[draw.Plot]:  # fmt: skip
+    """Return the plot of tokens per second and that of efficiency."""
+
+    def all_y(curves: Sequence[draw.Curve], bands: Sequence[draw.Band]) -> list[float]:
+        heights = [y for curve in curves for _, y in curve.points]
+        return heights + [y for band in bands for _, *ends in band.points for y in ends]
+
+    x, tokens = draw.logarithmic(sizes, 1.25), all_y(speeds, speed_bands)
+    tops = draw.from_zero(all_y(shares, efficiency_bands), 1.1)
     return [
         draw.Plot(x, y, "chips", name, fmt.count, show, curves, areas, x_ticks=sizes)
         for name, y, show, curves, areas in (
-            ("tokens per second", tokens, fmt.scaled, speeds, []),
-            ("efficiency", draw.from_zero(tops, 1.1), fmt.whole_percent, shares, bands),
+            ("tokens per second", draw.logarithmic(tokens, 1.4), fmt.scaled, speeds, speed_bands),
+            ("efficiency", tops, fmt.whole_percent, shares, efficiency_bands),
         )
     ]
 
@@ -275,7 +357,7 @@ def _compared_bars(report: ScalingReport, plans: Mapping[int, Plan]) -> list[dra
     for trial in report.trials:
         if trial.measured is None or trial.not_compared or trial.number not in plans:
             continue
-        name = studies.settings_text(trial.settings, report.vary)
+        name = settings_text(trial.settings, report.vary)
         # The parts of the expected step end to end, or the resources of the unoverlapped.
         plan = plans[trial.number]
         step_s, ledger = plan.forecast.step_s, charts.expected_bars(plan)
@@ -305,7 +387,7 @@ def _sweep_page(report: SweepReport) -> str:
     are_few = len(known) <= len(_SWEEP_KINDS) + 1
     kinds, curves, is_named = iter(_SWEEP_KINDS), list[draw.Curve](), False
     for trial in sorted(known, key=lambda trial: trial.number == report.best):
-        settings = studies.settings_text(trial.settings, report.vary)
+        settings = settings_text(trial.settings, report.vary)
         points = tuple((float(step), loss) for step, loss in trial.losses)
         if trial.number == report.best:
             kind, name = _BEST, f"{settings} (best)"

@@ -114,7 +114,7 @@ def _verdict(diff: PlanDiff) -> str:
     if is_staged:
         text = f"The second takes {_costs(ratio('days'))} time"
     else:
-        text = f"The second is {_faster(ratio('tokens_per_s'))}"
+        text = f"The second takes {_time(ratio('tokens_per_s'))}"
     if all(_figure(diff, "dollars.lower")):
         text += f" and costs {_costs(ratio('dollars'))}"
     text += ", both at best." if at == "lower" else "."
@@ -131,14 +131,14 @@ def _is_staged(diff: PlanDiff) -> bool:
     return not any(_figure(diff, "tokens_per_s.lower"))
 
 
-def _faster(ratio: float) -> str:
-    """Return a ratio of speeds: `2.4 times faster`, `9.4 % slower`."""
-    if abs(ratio - 1) < _SAME:
-        return "as fast"
-    word, times = ("faster", ratio) if ratio > 1 else ("slower", 1 / ratio)
-    is_large = times >= _FEW_TIMES
-    by = f"{fmt.to_digits(times, 2)} times" if is_large else fmt.percent(abs(ratio - 1))
-    return f"{by} {word}"
+def _time(speed: float) -> str:
+    """Return the time that a ratio of speeds means: `half the time`, `9.4 % more time`."""
+    if speed >= _FEW_TIMES:
+        share = fmt.whole_percent(1 / speed)
+        return "half the time" if share == "50 %" else f"{share} of the time"
+    if speed <= 1 / _FEW_TIMES:
+        return f"{fmt.to_digits(1 / speed, 2)} times as long"
+    return f"{_costs(1 / speed)} time"
 
 
 def _costs(ratio: float) -> str:

@@ -7,6 +7,7 @@ from orchestrator.network.mesh_axes import ICI_AXES, in_use
 from orchestrator.network.rematerialization import summary_of, text_of
 from orchestrator.planning.offers import DeadlineOdds
 from orchestrator.planning.plan_warnings import warning_texts
+from orchestrator.planning.planner import LineCut
 from orchestrator.planning.ranking import OFFLOAD_GAIN, TIE, Reason, loss, passed_over
 from orchestrator.show import parts as ui
 from orchestrator.show import plan_text
@@ -19,9 +20,11 @@ _REDUCTIONS = {"per_layer": "layer by layer", "at_end": "at the end"}
 
 def plan_screen(
     plan: Plan, next_command: str | None, compiled: str = "", runners_up: Sequence[Plan] = (),
-    detail: ui.Detail = "usual", odds: DeadlineOdds | None = None,
+    detail: ui.Detail = "usual", odds: DeadlineOdds | None = None, cut: LineCut | None = None,
 ) -> ui.Screen:  # fmt: skip
-    """Return what the plan should reach and cost; `compiled` sums up an earlier proof of it."""
+    """Return what the plan should reach and cost; `compiled` sums up an earlier proof of it, and
+    `cut` is the change that cuts its costliest line.
+    """
     first = warning_texts([note for note in plan.warnings if note.code in _SAID_FIRST])
     others = [note for note in plan.warnings if note.code not in _SAID_FIRST]
     more = plan_text.deadline_and_run(plan, odds)
@@ -48,11 +51,28 @@ def plan_screen(
         plan_text.memory_ledger(plan, full=full),
         plan_text.time_ledger(plan, full=full),
         plan_text.expected_ledger(plan, full=full),
+        ui.indent([_cut_text(plan, cut)] if cut else [], 4),
         plan_text.goodput_ledger(plan, full=full),
         ui.indent([plan_text.estimates_table(forecast, figures)]),
         alternatives,
         map(ui.warning, warning_texts(others)),
         ui.closing(plan_text.verdict(plan), next_command),
+    )
+
+
+def _cut_text(plan: Plan, cut: LineCut) -> str:
+    line, share, overrides, other = cut
+
+    def run_text(which: Plan) -> str:
+        cost, days = which.forecast.dollars, fmt.lasting(which.forecast.days.likeliest)
+        return f"{days} and {fmt.dollars(cost.likeliest)}" if cost else days
+
+    options = " ".join(f"--set {override}" for override in overrides)
+    of_step = fmt.percent(line.value / plan.forecast.step_s.likeliest)
+    return (
+        f"The costliest line that a change cuts is {line.name}, {of_step} of the step: with"
+        f" {options} it takes {fmt.whole_percent(share)} less per token, and the run"
+        f" {run_text(other)} instead of {run_text(plan)}."
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from orchestrator import formatting as fmt
@@ -9,11 +10,13 @@ from orchestrator.journal.run_state import first_line
 from orchestrator.show import parts as ui
 from orchestrator.show.plan_text import resource_name
 from orchestrator.values.report import Badput, Gap, Goodput, NotCompared, Ratio, Report, Spread
+from orchestrator.values.study import key_names, settings_text
 
 if TYPE_CHECKING:
     from orchestrator.evidence.score.samples import Score, Summary
 
 _ENDS = ("value", "low", "high")
+_PODS = "resources.pods"
 _MEMORY = ("forecast", "compiled", "measured", "hbm")
 _SMALL = 0.01  # of the largest part of a gap: smaller parts are left out
 _SAME = 0.01  # rates this close are equal
@@ -132,10 +135,8 @@ def goodput_text(goodput: Goodput) -> str:
 def main_figures(report: Report) -> Iterator[tuple[str, str, str]]:
     """Yield the main numbers: name, value, and a note."""
     if measured := report.measured:
-        step_s = measured.step_s
-        interval = fmt.span(fmt.seconds(step_s.low), fmt.seconds(step_s.high))
         steps = fmt.counted(measured.steps, "step")
-        yield "step", fmt.seconds(step_s.median), f"{interval}, {steps}"
+        yield "step", fmt.seconds(measured.step_s.median), f"{spread(measured.step_s)}, {steps}"
         if mfu := measured.mfu:
             interval = fmt.span(fmt.percent(mfu.low), fmt.percent(mfu.high))
             yield "MFU", fmt.percent(mfu.median), interval
@@ -204,9 +205,8 @@ def loss_text(loss: float) -> str:
 
 
 def spread(steps: Spread) -> str:
-    """Return how far the tenth and the ninetieth percentile are from the median."""
-    low, high = steps.low / steps.median - 1, steps.high / steps.median - 1
-    return f"{low * 100:+.0f} {high * 100:+.0f} %"
+    """Return the range from low to high: `127 to 422 ms`."""
+    return fmt.span(fmt.seconds(steps.low), fmt.seconds(steps.high))
 
 
 def _main_ratio(report: Report) -> Ratio | None:
@@ -216,8 +216,14 @@ def _main_ratio(report: Report) -> Ratio | None:
 
 
 def compare_screen(reports: Sequence[Report], next_command: str) -> ui.Screen:
-    speeds: list[ui.Row] = [("RUN", "PODS", "STEPS", "STEP TIME", "P10, P90", "TOKENS/S/CHIP",
-                             "MFU", "PREDICTED", "RATIO", "LOSS")]  # fmt: skip
+    # The settings of trials, but the number of pods, which every run has.
+    keys = dict.fromkeys(key for report in reports for key in report.settings if key != _PODS)
+    names = [name.upper() for name in key_names(keys, keys)]
+    # Losses are compared only between experiments with one model and the same data.
+    if len({report.spec_digest for report in reports}) > 1 and not _apart(reports):
+        names.append("LOSS")
+    speeds: list[ui.Row] = [("RUN", *names, "PODS", "STEPS", "STEP TIME", "P10 TO P90",
+                             "TOKENS/S/CHIP", "MFU", "PREDICTED", "RATIO")]  # fmt: skip
     sizes: list[ui.Row] = [("RUN", "FORECAST", "COMPILED", "MEASURED", "LIMIT")]
     times: list[ui.Row] = [("RUN", "STATE", "ATTEMPTS", "TIME", "GOODPUT", "LARGEST LOSS")]
     remarks = set()  # what PREDICTED is, or why nothing is compared
@@ -234,7 +240,9 @@ def compare_screen(reports: Sequence[Report], next_command: str) -> ui.Screen:
                 f"{fmt.to_digits(ratio.measured_over_predicted, 3)} x" if ratio else "-",
             )
         loss = "-" if report.last_loss is None else loss_text(report.last_loss)
-        speeds.append((report.run, str(report.pods), fmt.count(report.steps_done), *cells, loss))
+        chosen = [*(report.settings.get(key, "-") for key in keys), loss][: len(names)]
+        counts = str(report.pods), fmt.count(report.steps_done)
+        speeds.append((report.run, *chosen, *counts, *cells))
         # The peak as forecast, as compiled and as measured by the devices.
         peaks = (getattr(report.memory, f"{name}_bytes") for name in _MEMORY)
         shown = ("-" if size is None else fmt.in_memory(size) for size in peaks)
@@ -256,12 +264,10 @@ def compare_screen(reports: Sequence[Report], next_command: str) -> ui.Screen:
         texts.append("MEASURED is - where devices do not report memory, as those of a CPU")
     if any(report.memory.hbm_bytes is None for report in reports):
         texts.append("LIMIT is - in a rehearsal, whose devices share this machine's memory")
-    # Losses are compared only between experiments.
-    columns = 10 if len({report.spec_digest for report in reports}) > 1 else 9
     return ui.screen(
         [ui.heading(f"{fmt.counted(len(reports), 'run')}, measured against predicted")],
         ui.indent([ui.heading(_compare_verdict(reports))]),
-        ui.section("speed", [ui.Table([row[:columns] for row in speeds])]),
+        ui.section("speed", [ui.Table(speeds)]),
         ui.section("memory per device", [ui.Table(sizes)]),
         ui.section("where the time went", [ui.Table(times, "<<>>><")]),
         ui.notes(texts),
@@ -283,11 +289,15 @@ def _compare_verdict(reports: Sequence[Report]) -> str:
     if len({report.spec_digest for report in reports}) > 1:
         # The speeds of different experiments say nothing of each other; their losses do.
         text = "Compare: these are different experiments; compare each with its own forecast."
-        losses = [(run.last_loss, run.run) for run in reports if run.last_loss is not None]
+        if why := _apart(reports):
+            return f"{text} {why}"
+        losses = [(run.last_loss, run) for run in reports if run.last_loss is not None]
         if len(losses) < len(reports):
             return text
-        lowest, run = min(losses)
-        return f"{text} {run} ends with the lowest loss, {loss_text(lowest)}."
+        lowest, best = min(losses, key=lambda pair: pair[0])
+        settings = settings_text(best.settings, best.settings)
+        named = f"{best.run}{f' ({settings})' if settings else ''}"
+        return f"{text} {named} ends with the lowest loss, {loss_text(lowest)}."
     ordered = sorted(measured, key=lambda pair: -pair[1].tokens_per_s_per_chip)
     (best, most), (_, least) = ordered[0], ordered[-1]
     ratio = most.tokens_per_s_per_chip / least.tokens_per_s_per_chip
@@ -295,6 +305,17 @@ def _compare_verdict(reports: Sequence[Report]) -> str:
         return "Compare: all have the same tokens per second and chip, within 1 %."
     times = f"{fmt.to_digits(ratio, 3)} times the fewest"
     return f"Compare: {best.run} has the most tokens per second and chip, {times}."
+
+
+def _apart(reports: Sequence[Report]) -> str:
+    """Return why the losses of runs say nothing of each other; an empty text where they do."""
+    models = [report.model for report in reports]
+    if any(replace(model, name=models[0].name) != models[0] for model in models):
+        names = ", ".join(dict.fromkeys(model.name for model in models))
+        return f"Losses of different models ({names}) are not compared."
+    if any(report.data != reports[0].data for report in reports):
+        return "Losses on different data are not compared."
+    return ""
 
 
 def score_screen(score: "Score", next_command: str) -> ui.Screen:

@@ -1,6 +1,6 @@
 """Show studies: the forecast of their trials, what was measured, and what it says."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from orchestrator import formatting as fmt
 from orchestrator.planning.plan_warnings import warning_texts
@@ -9,6 +9,7 @@ from orchestrator.show.plan_text import resource_name
 from orchestrator.show.report_screen import NOT_COMPARED, loss_text, spread
 from orchestrator.values import study as studies
 from orchestrator.values.run import LIVE
+from orchestrator.values.study import key_names, settings_text
 
 SCALINGS = {
     "strong": "strong scaling, with the same batch in every trial",
@@ -19,21 +20,22 @@ _Report = studies.ScalingReport | studies.SweepReport
 _TOO_WIDE = 1_000  # larger ratios, of toy models, have two digits
 
 
-def key_names(keys: Iterable[str], vary: Sequence[str]) -> ui.Row:
-    """Return the last part of each key, or the whole key where two of the study end alike."""
-    endings = [key.rpartition(".")[2] for key in vary]
-    lasts = ((key, key.rpartition(".")[2]) for key in keys)
-    return tuple((key if endings.count(last) > 1 else last).lower() for key, last in lasts)
-
-
-def settings_text(settings: Mapping[str, str], vary: Sequence[str], between: str = ", ") -> str:
-    """Return settings with the names of their keys: `pods 4, remat full`."""
-    pairs = zip(key_names(settings, vary), settings.values(), strict=True)
-    return between.join(f"{name} {text}" for name, text in pairs)
-
-
 def forecast_screen(forecast: _Forecast, next_command: str = "") -> ui.Screen:
     """Return a row for each trial as planned, and what all of them cost or how they scale."""
+    kind, verdict, remark = forecast_texts(forecast)
+    is_sweep = isinstance(forecast, studies.SweepForecast)
+    return ui.screen(
+        [ui.heading(f"{forecast.name}: {kind}")],
+        ui.indent([ui.heading(verdict)]),
+        ui.indent([planned_trials(forecast)]),
+        (ui.notes if is_sweep else ui.indent)([remark] if remark else []),
+        map(ui.warning, trial_warnings(forecast)),
+        ui.next_step(next_command),
+    )
+
+
+def forecast_texts(forecast: _Forecast) -> tuple[str, str, str]:
+    """Return what kind of study it is, the verdict, and what the figures of its trials are."""
     planned = [trial.planned for trial in forecast.trials if trial.planned]
     are_expected = all(plan.step_s.expected is not None for plan in planned)
     kind = fmt.counted(len(forecast.trials), "trial")
@@ -52,34 +54,23 @@ def forecast_screen(forecast: _Forecast, next_command: str = "") -> ui.Screen:
         if cost := forecast.dollars:
             is_expected = cost.expected is not None
             parts.append(f"{fmt.dollars(cost.likeliest)}{'' if is_expected else ' at best'}")
-        verdict = f"Sweep: {', '.join(parts)}."
         at_best = "values are those at best: no known runs on such chips"
-        remarks = ui.notes([] if are_expected else [at_best])
-    else:
-        kind = f"{kind}, {SCALINGS[forecast.scaling]}"
-        efficiencies: list[_Efficiency] = []
-        for trial in forecast.trials:
-            if plan := trial.planned:
-                share = plan.efficiency.expected or plan.efficiency.lower
-                text = fmt.percent(plan.efficiency.likeliest)
-                efficiencies.append((plan.chips, share, text, trial.series))
-        if efficiencies:
-            parts.append(_scaling_efficiency(efficiencies, forecast.vary, "chips"))
-        verdict = f"Study: {', '.join(parts)}."
-        what = "Expected values" if are_expected else "Values at best, without known runs"
-        smallest = "tokens per second and chip, over those of the smallest trial"
-        remarks = ui.indent([f"{what}. Efficiency is {smallest}."])
-    return ui.screen(
-        [ui.heading(f"{forecast.name}: {kind}")],
-        ui.indent([ui.heading(verdict)]),
-        ui.indent([_planned_trials(forecast)]),
-        remarks,
-        _trial_warnings(forecast, len(planned)),
-        ui.next_step(next_command),
-    )
+        return kind, f"Sweep: {', '.join(parts)}.", "" if are_expected else at_best
+    kind = f"{kind}, {SCALINGS[forecast.scaling]}"
+    efficiencies: list[_Efficiency] = []
+    for trial in forecast.trials:
+        if plan := trial.planned:
+            share = plan.efficiency.expected or plan.efficiency.lower
+            text = fmt.percent(plan.efficiency.likeliest)
+            efficiencies.append((plan.chips, share, text, trial.series))
+    if efficiencies:
+        parts.append(_scaling_efficiency(efficiencies, forecast.vary, "chips"))
+    what = "Expected values" if are_expected else "Values at best, without known runs"
+    smallest = "tokens per second and chip, over those of the smallest trial"
+    return kind, f"Study: {', '.join(parts)}.", f"{what}. Efficiency is {smallest}."
 
 
-def _planned_trials(forecast: _Forecast) -> ui.Table:
+def planned_trials(forecast: _Forecast) -> ui.Table:
     """Return the figures of each trial, expected or else at best."""
     names, last = ("STEP", "MFU", "EFFICIENCY", "BOTTLENECK"), "<"
     if isinstance(forecast, studies.SweepForecast):
@@ -100,8 +91,9 @@ def _planned_trials(forecast: _Forecast) -> ui.Table:
     return ui.Table(rows, f"{'>' * (len(rows[0]) - 2)}{last}>")
 
 
-def _trial_warnings(forecast: _Forecast, planned: int) -> list[ui.Part]:
+def trial_warnings(forecast: _Forecast) -> list[str]:
     """Return why trials have no plan, then the warnings; those of all plans name no trial."""
+    planned = sum(trial.planned is not None for trial in forecast.trials)
     refused: dict[str, list[str]] = {}
     warned: dict[str, list[str]] = {}
     for trial in forecast.trials:
@@ -113,7 +105,7 @@ def _trial_warnings(forecast: _Forecast, planned: int) -> list[ui.Part]:
     for text, trials in warned.items():
         which = f"{'trial' if len(trials) == 1 else 'trials'} {', '.join(trials)}: "
         lines.append(f"{'' if len(trials) == planned else which}{text}")
-    return [ui.warning(line) for line in lines]
+    return lines
 
 
 # The scaling efficiency of a trial: its chips, a fraction, the fraction as text, and its series.

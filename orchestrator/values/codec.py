@@ -2,14 +2,18 @@
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import Field, dataclass, field, fields, is_dataclass
+from html import escape
+from importlib import import_module
 from inspect import cleandoc
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, dataclass_transform
 
 import msgspec
 from msgspec import Meta
+
+from orchestrator.errors import MissingExtra
 
 _T = TypeVar("_T")
 _ABOUT = {"is_about": True}  # marks what `about` returns
@@ -36,7 +40,47 @@ class Value:
             described = Meta(description=" ".join(about_it.split()))
             whole = (*metas[:at], described, *metas[at:])
             cls.__annotations__[name] = annotated[kind.__origin__ if metas else kind, *whole]
-        dataclass(frozen=True, kw_only=True)(cls)
+        dataclass(frozen=True, kw_only=True, repr=not issubclass(cls, Shown))(cls)
+
+
+class Shown:
+    """What Python shows as one line and a notebook as a table, and pandas takes as a frame."""
+
+    def _line(self) -> str:
+        raise NotImplementedError
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """Return rows by the names of their columns; each row has all columns."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._line()}>"
+
+    @staticmethod
+    def _at(value: Any, path: str) -> Any:
+        """Return the attribute at a dotted path; None where a part of it is None."""
+        for name in path.split("."):
+            value = None if value is None else getattr(value, name)
+        return value
+
+    def _repr_html_(self) -> str:
+        """Return the line, and the rows as a table, for notebooks."""
+        rows = self._rows()
+
+        def cells(values: Iterable[Any], tag: str = "td") -> str:
+            shown = (f"{value:.4g}" if isinstance(value, float) else value for value in values)
+            texts = ("" if value is None else escape(str(value)) for value in shown)
+            return f"<tr>{''.join(f'<{tag}>{text}</{tag}>' for text in texts)}</tr>"
+
+        table = "".join([cells(rows[0], "th"), *(cells(row.values()) for row in rows)])
+        return f"<b>{escape(self._line())}</b><table>{table}</table>"
+
+    def to_frame(self) -> Any:
+        """Return the rows as a pandas DataFrame. MLflow brings pandas."""
+        try:
+            return import_module("pandas").DataFrame(self._rows())
+        except ModuleNotFoundError:
+            raise MissingExtra("run", ["pandas"]) from None
 
 
 # Values to JSON and back.

@@ -6,9 +6,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from orchestrator.formatting import count, dollars, lasting, percent, seconds
 from orchestrator.notes import Note
 from orchestrator.values import codec, spec
-from orchestrator.values.codec import Value
+from orchestrator.values.codec import Shown, Value
 from orchestrator.values.goodput import GoodputForecast
 from orchestrator.values.model import Model
 
@@ -271,7 +272,7 @@ class StageSpan(Value):
         return self.first_step + self.steps
 
 
-class Plan(Value):
+class Plan(Shown, Value):
     """What will be done. `digest` is over every field but itself, `name`, `trainer`,
     `ledger_describes_trainer`, `run_steps`, `overrides`, `warnings`, `search` and `forecast`: two
     plans that run the same program of a trainer on the same chips share it.
@@ -323,6 +324,35 @@ class Plan(Value):
     warnings: tuple[PlanWarning, ...]
     stage: StageSpan | None = None
     stages: "tuple[Plan, ...]" = ()
+
+    def _line(self) -> str:
+        forecast = self.forecast
+        step_s, mfu = forecast.step_s, percent(forecast.mfu.likeliest)
+        is_known = step_s.expected is not None
+        figures = [
+            f"{seconds(step_s.likeliest)} a step, MFU {mfu}",
+            lasting(forecast.days.likeliest),
+            *([dollars(forecast.dollars.likeliest)] if forecast.dollars else []),
+        ]
+        return (
+            f"{self.name} {codec.short(self.digest)}: {count(self.chips)} {self.chip} chips,"
+            f" {self.pods} x {self.topology}; {'expected' if is_known else 'at best'}"
+            f" {', '.join(figures)}; {'fits' if forecast.fits else 'does not fit'}"
+        )
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """Return the lines of all ledgers: memory at its peak, peak rates, the expected step."""
+        rows = []
+        for number, stage in enumerate(self.each_stage, 1):
+            forecast = stage.forecast
+            peak = max(forecast.memory, key=lambda phase: phase.bytes, default=None)
+            ledgers = {"memory": peak.lines if peak else (), "time": forecast.time}
+            for ledger, lines in (ledgers | {"expected": forecast.expected_time}).items():
+                for line in lines:
+                    names = ("name", "resource", "value", "unit", "formula")
+                    row = {"stage": number, "ledger": ledger}
+                    rows.append(row | {name: getattr(line, name) for name in names})
+        return rows
 
     @property
     def slice_kind(self) -> str:

@@ -1,10 +1,14 @@
 """A run compared with its forecast. Plain values without raw samples."""
 
-from typing import Literal
+from dataclasses import field
+from typing import Any, Literal
 
-from orchestrator.values.codec import Value
+from orchestrator.formatting import percent, seconds
+from orchestrator.values.codec import Shown, Value
 from orchestrator.values.goodput import Outlook
+from orchestrator.values.plan import PlannedModel
 from orchestrator.values.run import Evaluation, Prediction, RunIdentity
+from orchestrator.values.spec import DataSource
 
 PredictionKind = Literal["lower", "expected", "unoverlapped"]
 
@@ -155,7 +159,7 @@ class StageTotals(Value):
     dollars: float | None
 
 
-class Report(RunIdentity):
+class Report(Shown, RunIdentity):
     """The results of a run compared with its forecast.
 
     `forecast` and `measured` belong to the newest attempt's plan, `plan_digest`; steps of earlier
@@ -163,10 +167,13 @@ class Report(RunIdentity):
     `inside_interval` and `gap` are None. They are also None where nothing was measured, and
     `inside_interval` where the forecast has no interval. In a run with stages they are about its
     newest one, and `stages` has all. `problems` lists what is wrong with the
-    files that it was made from.
+    files that it was made from. `settings` are those of the trial that the run is, in a study.
     """
 
     schema: int
+    settings: dict[str, str] = field(default_factory=dict)
+    model: PlannedModel
+    data: DataSource
     chip: str
     chips: int
     devices: int
@@ -189,3 +196,22 @@ class Report(RunIdentity):
     stages: tuple[StageReport, ...] = ()
     stage_totals: StageTotals | None = None
     problems: tuple[str, ...] = ()
+
+    def _line(self) -> str:
+        text = f"{self.run}: {self.state}, {self.steps_done:,} of {self.steps:,} steps"
+        if measured := self.measured:
+            mfu = f", MFU {percent(measured.mfu.median)}" if measured.mfu else ""
+            text += f"; a step of {seconds(measured.step_s.median)}{mfu}"
+        return text
+
+    def _rows(self) -> list[dict[str, Any]]:
+        names = ("run", "state", "chip", "chips", "pods", "steps_done", "last_loss")
+        paths = {
+            "step_s": "measured.step_s.median",
+            "mfu": "measured.mfu.median",
+            "tokens_per_s_per_chip": "measured.tokens_per_s_per_chip",
+            "expected_s": "forecast.step_s.expected",
+            "goodput": "goodput.goodput",
+        }
+        figures = {name: self._at(self, path) for name, path in paths.items()}
+        return [{name: getattr(self, name) for name in names} | self.settings | figures]

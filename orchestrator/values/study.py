@@ -1,8 +1,9 @@
 """A study: one spec varied, trial by trial. Plain values."""
 
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Literal
 
-from orchestrator.values.codec import AfterFailure, Scaling, StudyKind, Value
+from orchestrator.values.codec import AfterFailure, Scaling, Shown, StudyKind, Value
 from orchestrator.values.plan import Estimate, PlanWarning
 from orchestrator.values.report import NotCompared, Spread
 from orchestrator.values.run import ProcessIdentity, Run
@@ -11,8 +12,47 @@ from orchestrator.values.spec import Spec
 StudyState = Literal["running", "stopped", "succeeded"]
 
 
+def key_names(keys: Iterable[str], vary: Iterable[str]) -> tuple[str, ...]:
+    """Return the last part of each key, or the whole key where two of the study end alike."""
+    endings = [key.rpartition(".")[2] for key in vary]
+    lasts = ((key, key.rpartition(".")[2]) for key in keys)
+    return tuple((key if endings.count(last) > 1 else last).lower() for key, last in lasts)
+
+
+def settings_text(settings: Mapping[str, str], vary: Iterable[str], between: str = ", ") -> str:
+    """Return settings with the names of their keys: `pods 4, remat full`."""
+    pairs = zip(key_names(settings, vary), settings.values(), strict=True)
+    return between.join(f"{name} {text}" for name, text in pairs)
+
+
 def kind_text(scaling: Scaling | None) -> str:
     return f"{scaling} scaling" if scaling else "sweep"
+
+
+class _OfTrials(Shown):
+    """The rows of a study are its trials: the settings, then columns by the path of their value."""
+
+    name: str
+    vary: tuple[str, ...]
+    trials: tuple[Any, ...]
+    _COLUMNS: ClassVar[dict[str, str]]
+
+    def _line(self) -> str:
+        kind = kind_text(getattr(self, "scaling", None))
+        return f"{self.name}: {kind}, {len(self.trials)} trials over {', '.join(self.vary)}"
+
+    def _rows(self) -> list[dict[str, Any]]:
+        names = key_names(self.vary, self.vary)
+        return [
+            {"trial": trial.number}
+            | {name: trial.settings[key] for name, key in zip(names, self.vary, strict=True)}
+            | {column: self._at(trial, path) for column, path in self._COLUMNS.items()}
+            for trial in self.trials
+        ]
+
+
+_PLANNED = {name: f"planned.{name}" for name in ("pods", "chips", "sequences", "bound")}
+_PLANNED |= {name: f"planned.{name}.likeliest" for name in ("step_s", "mfu", "days", "dollars")}
 
 
 class Trial(Value):
@@ -127,8 +167,10 @@ class TrialForecast(Value):
     infeasible: str | None
 
 
-class ScalingForecast(Value):
+class ScalingForecast(_OfTrials, Value):
     """The predicted scaling of a study."""
+
+    _COLUMNS: ClassVar = _PLANNED | {"efficiency": "planned.efficiency.likeliest"}
 
     kind: Literal["scaling"] = "scaling"
     schema: int
@@ -185,8 +227,18 @@ class GapExplanation(Value):
     share: float
 
 
-class ScalingReport(Value):
+class ScalingReport(_OfTrials, Value):
     """The measured scaling of a study compared with the predicted one."""
+
+    _COLUMNS: ClassVar = {
+        "chips": "chips",
+        "runs": "done",
+        "step_s": "measured.step_s.median",
+        "mfu": "measured.mfu.median",
+        "tokens_per_s_per_chip": "measured.tokens_per_s_per_chip.median",
+        "efficiency": "measured.efficiency.median",
+        "expected_s": "expected_s",
+    }
 
     kind: Literal["scaling"] = "scaling"
     schema: int
@@ -215,10 +267,12 @@ class SweepTrialForecast(Value):
     infeasible: str | None
 
 
-class SweepForecast(Value):
+class SweepForecast(_OfTrials, Value):
     """What a sweep costs. `days` and `dollars` are the sums over all repeats of all trials that
     have a plan, one after another. `dollars` is None where a price is unknown.
     """
+
+    _COLUMNS: ClassVar = _PLANNED | {"steps": "planned.steps"}
 
     kind: Literal["sweep"] = "sweep"
     schema: int
@@ -249,10 +303,18 @@ class SweepTrialReport(Value):
     mfu: float | None
 
 
-class SweepReport(Value):
+class SweepReport(_OfTrials, Value):
     """The losses of a sweep. `best` is the trial with the lowest loss of those that did all their
     steps; None while there is none.
     """
+
+    _COLUMNS: ClassVar = {
+        "steps_done": "steps_done",
+        "loss": "loss",
+        "step_s": "step_s.median",
+        "mfu": "mfu",
+        "expected_s": "expected_s",
+    }
 
     kind: Literal["sweep"] = "sweep"
     schema: int

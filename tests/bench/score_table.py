@@ -223,13 +223,14 @@ def share(fraction: float | None) -> str:
 
 def score_markdown(scores: dict[str, Score]) -> str:
     """Return the README's table: this model and the baseline, for each way of leaving rows out."""
-    head = ("learned without", "median", "p90", "inside 80 %", "one MFU: median", "p90")
+    head = ("learned without", "runs", "median", "p90", "inside 80 %", "one MFU: median", "p90")
     return markdown([head, *(markdown_row(name, one.summary) for name, one in scores.items())])
 
 
 def markdown_row(name: str, summary: Summary) -> tuple[str, ...]:
     return (
         name,
+        str(summary.rows),
         share(summary.median_abs_error),
         share(summary.p90_abs_error),
         share(summary.inside_interval),

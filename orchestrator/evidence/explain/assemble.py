@@ -71,7 +71,11 @@ def _parameter_formulas(network: Network) -> list[Formula]:
             met = _in_all_layers(network, lambda block: _elements(block.vectors, _ACTIVE))
             text = f"{met} + {final_norm}"
             experts.append(Formula("norms and biases of one token", norms, text, unit))
-        used = [Formula("used by one token", "P_used", f"P_act + P_att + P_voc + {norms}", unit)]
+        used = [
+            Formula("used by one token", "P_used", f"P_act + P_att + P_voc + {norms}", unit),
+            Formula("F of one token, three [D, F]", book.F_TOKEN, "P_act / (3 * D * L)", ""),
+            Formula("F of all experts", book.F_ALL, "P_ffw / (3 * D * L)", ""),
+        ]
     return [
         Formula("FFW", "P_ffw", ffw, unit),
         *experts,
@@ -346,6 +350,7 @@ def explain(spec: Spec, mfu: float = book.MFU) -> formula.Explanation:
             days=numbers["days"],
             mfu=numbers["mfu"],
             mixed_times=None if is_one_chip else book.mixed_times(numbers, "mixed_least_eff"),
+            tensor_pays=not is_one_chip and book.tensor_pays(numbers),
             tokens=numbers["T"],
             forecast=plan.forecast if plan else None,
         ),

@@ -1,6 +1,7 @@
 """The book's arithmetic: what training takes, and when a sharding is compute-bound, as data."""
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from orchestrator import catalog
@@ -12,6 +13,8 @@ from orchestrator.planning.time import peak
 from orchestrator.values.spec import Spec
 
 MFU = 0.40  # the book's assumption
+# In a mixture a token meets k experts, and all of them are gathered: F stands for two widths.
+F_TOKEN, F_ALL = "F_tok", "F_all"
 # The figures of a chip that the bounds need, by the book's letters and by one publisher.
 _Rates = dict[str, Quantity]
 
@@ -164,7 +167,8 @@ def needs(sheet: Worksheet) -> Iterator[DerivationSection]:
     """Yield time, memory and sequences: what training needs, however it is sharded."""
     # How long training takes if only arithmetic takes time.
     yield sheet.section("Time", _TIME)
-    fits = sheet.section("Memory, the book's way", _MEMORY)
+    width = F_TOKEN if F_TOKEN in sheet.numbers else "F"
+    fits = sheet.section("Memory, the book's way", _with_width(_MEMORY, width))
     figures = {"by_d": sheet["few"], "by_6f": sheet["few_6F"], "chips": sheet["n"]}
     yield _answer(fits, "pod_holds_it", sheet["few_6F"] <= sheet["n"], figures)
     # Without splitting sequences there are no more ways than sequences.
@@ -190,17 +194,20 @@ def bounds(
     assumes two bytes per element. `head` is the size of the unembedding.
     """
     scale = "" if bytes_of_element == 2 else f"{bytes_of_element} / 2 * "
+    is_mixture = F_ALL in sheet.numbers
+    token, every = (F_TOKEN, F_ALL) if is_mixture else ("F", "F")
+    gathered = f" * {F_ALL} / {F_TOKEN}" if is_mixture else ""
     formulas = [
         Formula("bytes/s of an axis", "W", axis_bytes_per_s, "B/s"),
         Formula("intensity of an axis", "alpha", f"{scale}C / W", "FLOP/B"),
         Formula(_TOKENS, "tokens", "B_pod / n", _TOKENS),
-        Formula("it takes", "fsdp_least", "alpha / M", _TOKENS),
+        Formula("it takes", "fsdp_least", f"alpha / M{gathered}", _TOKENS),
     ]
     section = sheet.section("FSDP over batch and sequence, on every axis", formulas)
     yield replace(section, verdicts=(_compute_bound(sheet, "fsdp_bound", "fsdp_least"),))
 
     # Tensor parallelism has a limit that no batch moves.
-    limit = f"{'M' if axes.shared else 'M_Y'} * F / alpha"
+    limit = f"{'M' if axes.shared else 'M_Y'} * {token} / alpha"
     reach = Formula("it takes Y below", "Y_most", limit, "ways")
     section = sheet.section("Tensor parallelism", [reach])
     ways = sheet["Y_most"]
@@ -209,12 +216,17 @@ def bounds(
 
     # Both together, by the book's two matmuls of a layer and by all of them.
     least, ratio = (_MIXED_ON_ONE_AXIS, "1") if axes.shared else (_MIXED, "M_X / M_Y")
+    by_f, by_all = "F", "F_eff"
+    if is_mixture:
+        by_f, by_all = f"{token}**2 / {every}", "F_eff**2 / F_all_eff"
+    all_gathered = Formula("and for all gathered", "F_all_eff", "(P_ffw + P_att) / (4 * D * L)", "")
     formulas = [
-        Formula("it takes", "mixed_least", least.format(F="F"), _TOKENS),
+        Formula("it takes", "mixed_least", least.format(F=by_f), _TOKENS),
         Formula("a layer's matmuls", "P_lay", f"(P_mat - {head}) / L", "parameters"),
         Formula("F that stands for them all", "F_eff", "P_lay / (4 * D)", ""),
-        Formula("it takes, with all matmuls", "mixed_least_eff", least.format(F="F_eff"), _TOKENS),
-        Formula("best FSDP ways", "X_opt", f"sqrt(B_pod / F * {ratio} * n)", "ways"),
+        *([all_gathered] if is_mixture else []),
+        Formula("it takes, with all matmuls", "mixed_least_eff", least.format(F=by_all), _TOKENS),
+        Formula("best FSDP ways", "X_opt", f"sqrt(B_pod / {every} * {ratio} * n)", "ways"),
         Formula("best tensor ways", "Y_opt", "n / X_opt", "ways"),
         Formula("as powers of two, FSDP", "X",
                 "2**max(0, min(round(log2(X_opt)), floor(log2(n))))", "ways"),
@@ -222,13 +234,13 @@ def bounds(
         Formula("chips that these use", "used", "X * Y", "chips"),
     ]  # fmt: skip
     section = sheet.section("FSDP + tensor", formulas)
-    by_f, by_all = (
+    simple, whole = (
         _compute_bound(sheet, question, _deciding(sheet.numbers, symbol))
         for question, symbol in _MIXED_QUESTIONS.items()
     )
-    by_f.figures["tensor_pays"] = by_all.figures["tensor_pays"] = tensor_pays(sheet.numbers)
-    by_all.figures["flips"] = by_all.holds != by_f.holds
-    yield replace(section, verdicts=(by_f, by_all))
+    simple.figures["tensor_pays"] = whole.figures["tensor_pays"] = tensor_pays(sheet.numbers)
+    whole.figures["flips"] = whole.holds != simple.holds
+    yield replace(section, verdicts=(simple, whole))
 
 
 def _compute_bound(
@@ -259,9 +271,10 @@ def mlps(sheet: Worksheet, axes: AxisCounts) -> Iterator[DerivationSection]:
     """Yield the forward pass of one MLP at the powers of two, and the bytes it moves."""
     x_axes, y_axes = ("M", "M") if axes.shared else ("M_X", "M_Y")
     comms = "T_fsdp + T_tensor" if axes.shared else "max(T_fsdp, T_tensor)"
+    token, every = (F_TOKEN, F_ALL) if F_ALL in sheet.numbers else ("F", "F")
     formulas = (
-        Formula("math", "T_math", "4 * B_pod * D * F / (X * Y * C)", "s"),
-        Formula("weights", "T_fsdp", f"4 * D * F / (Y * W * {x_axes})", "s"),
+        Formula("math", "T_math", f"4 * B_pod * D * {token} / (X * Y * C)", "s"),
+        Formula("weights", "T_fsdp", f"4 * D * {every} / (Y * W * {x_axes})", "s"),
         Formula("activations", "T_tensor", f"4 * B_pod * D / (X * W * {y_axes})", "s"),
         Formula("comms", "T_comms", comms, "s"),
         Formula("overlapped", "T_lower", "max(T_math, T_comms)", "s"),
@@ -270,7 +283,13 @@ def mlps(sheet: Worksheet, axes: AxisCounts) -> Iterator[DerivationSection]:
     section = sheet.section("One MLP, forward, on X x Y", formulas)
     times = sheet["T_math"] / sheet["T_comms"]
     yield _answer(section, "mlp_bound", times > 1, {"times": times})
-    yield sheet.section("Bytes of one MLP, forward + backward", _MLP_BYTES)
+    moved = _with_width(_MLP_BYTES, every)
+    yield sheet.section("Bytes of one MLP, forward + backward", moved)
+
+
+def _with_width(formulas: Iterable[Formula], width: str) -> list[Formula]:
+    """Return formulas with another symbol in place of F."""
+    return [replace(each, text=re.sub(r"\bF\b", width, each.text)) for each in formulas]
 
 
 def between_pods(sheet: Worksheet) -> DerivationSection:

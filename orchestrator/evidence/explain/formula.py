@@ -148,12 +148,14 @@ class Citation(Value):
 class ExplanationSummary(Value):
     """The derivation in a line: days at an MFU, and by how much FSDP + tensor is compute-bound.
 
-    `mixed_times` is None on one chip, and the plan's `forecast` without a plan.
+    `mixed_times` is None on one chip, and of pure FSDP where tensor does not pay. The plan's
+    `forecast` is None without a plan.
     """
 
     days: float
     mfu: float
     mixed_times: float | None
+    tensor_pays: bool
     tokens: float
     forecast: Forecast | None
 

@@ -14,14 +14,20 @@ from orchestrator.evidence.studies import report_of_study
 from orchestrator.journal import boundary
 from orchestrator.journal.run_journal import Journal, noted_tracking
 from orchestrator.journal.steps import StepReader
-from orchestrator.journal.study_journal import StudyJournal
+from orchestrator.journal.study_journal import StudyJournal, trial_of
 from orchestrator.tracking.destinations import RunNotRecorded
 from orchestrator.tracking.mlflow import metadata, metrics
 from orchestrator.tracking.mlflow.metrics import MetricPoint
 from orchestrator.tracking.mlflow.store import MOST_PARAMS, MOST_POINTS, Status, Store, StoredRun
 from orchestrator.values import codec
 from orchestrator.values.run import LIVE, Run
-from orchestrator.values.study import ScalingReport, StudyState, SweepReport, kind_text
+from orchestrator.values.study import (
+    ScalingReport,
+    StudyState,
+    SweepReport,
+    kind_text,
+    settings_text,
+)
 
 _CURVES = "orch.curves"
 _STATUS: dict[str, Status] = {
@@ -193,7 +199,12 @@ class RunExport:
             )
         tagged = [found for found in self._store.tagged(tag, run.id) if not found.deleted]
         stored = noted or (tagged[0] if tagged else None)
-        stored = stored or self._store.create(run.run, run.submitted_at_s, {tag: run.id})
+        if stored is None:
+            name = run.run
+            if found := trial_of(self._journal, run.study):
+                study, trial = found
+                name = f"{settings_text(trial.settings, study.vary)}: {name}"
+            stored = self._store.create(name, run.submitted_at_s, {tag: run.id})
         tracking = self._store.tracked(stored.id)
         winner = journals.track(self._journal, tracking, instead=noted is None)
         for ghost in tagged:
