@@ -47,7 +47,7 @@ ON_MESHES: list[tuple[str, dict[str, int]]] = [
     ("deepseek_v3", {"fsdp": 2, "expert": 2, "tensor": 2}),
     ("gpt_oss", {"fsdp": 2, "expert": 2, "tensor": 2}),
 ]
-FAST = ("llama3.1", "mixtral", "phi3", "deepseek_v3", "gpt_oss")
+FAST = ("llama3.1", "mixtral", "phi3", "deepseek_v3", "gpt_oss", "gemma4", "gemma4_moe", "gpt2")
 
 
 def plan_from(folder: Path, **mesh: Any) -> Plan:

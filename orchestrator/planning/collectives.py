@@ -377,6 +377,10 @@ def _weight_exchanges(layout: Training) -> list[Exchange]:
         exchange("table gather", of_table, table, passes, ENDS, inside, axes)
         exchange("gradient scatter", of_block, blocks, block_passes, 1, inside, axes)
         exchange("table gradient scatter", of_table, table, passes, sums, inside, axes)
+        if network.positions:
+            learned, shown = [(layout.position_elements, passes)], "d_model x positions / tensor"
+            exchange("position gather", shown, learned, passes, 1, inside, axes)
+            exchange("position gradient scatter", shown, learned, passes, 1, inside, axes)
     for axes in (apart, SHARED_OVER_DCN) if experts else ():
         formula = "experts / expert / tensor"
         exchange("expert gather", formula, experts, expert_passes, _WEIGHT_GATHERS, apart, axes)

@@ -113,6 +113,10 @@ def _spec(values: dict[str, Any], model: dict[str, Any], overrides: tuple[str, .
     experiment, resources = dict(values["experiment"]), dict(values["resources"])
     name = schemas.default_of(schemas.schema_field("experiment", "model", "name"))
     experiment["model"] = {"name": name, **model}
+    if latent := model.get("latent"):  # two sizes follow from it
+        head_dim = latent["nope_dim"] + latent["rope_dim"]
+        sizes = {"kv_heads": model["heads"], "head_dim": head_dim}
+        experiment["model"] = sizes | experiment["model"]
     if "stages" in experiment:  # the experiment's own sections are those of the first
         stages = written_out(experiment)
         experiment |= {name: stages[0][name] for name in SECTIONS} | {"stages": stages}

@@ -32,7 +32,7 @@ _MIXTURE_SIZES: dict[str, tuple[str, int]] = TABLES["mixture_sizes"]
 GPT_OSS_MLP, GPT_OSS_LIMIT = ["sigmoid", "linear"], 7
 # Gemma's largest scale scores by the width over the heads, not by the head's own.
 _SCALED_BY_WIDTH = {("gemma2", 46), ("gemma3", 62)}
-_ACTIVATIONS = ("silu", "gelu")
+_ACTIVATIONS = ("silu", "gelu", "relu")
 _MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek")
 _ONLY_DEEPSEEK = ("shared_experts", "dense_layers", "groups", "top_groups")
 # The length of sequences at first, and how many times longer they become, where no key says it.
