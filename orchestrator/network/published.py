@@ -176,8 +176,8 @@ def published_weights(network: Network, model_type: str) -> list[PublishedWeight
         shape = tuple(dimension.size for dimension in table.dimensions)
         axes = _axis_of(shape, (0,)), _axis_of(shape, (1,))
         found.append(PublishedWeight((table.name,), naming.name(table.published), shape, axes))
-    for weight in network.norm.weights:
-        found.append(_vector((weight.name,), weight, naming.name(weight.published)))
+    norms = network.norm.weights
+    found += [_vector((scale.name,), scale, naming.name(scale.published)) for scale in norms]
     for stack in network.stacks:
         found += _joined(naming, list(_stack(naming, stack)))
     return found

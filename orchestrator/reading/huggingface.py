@@ -410,12 +410,6 @@ def _values_of(family: Family, model: Model) -> dict[str, Any]:
                 given |= {key: round((grown - 1) / whole, _SHARE_DIGITS) for key, grown in growths}
         values["rope_scaling"] = {"rope_type": scaling.kind, **given}
     values |= _window_values(family, model)
-    if "global_rotary_share" in family.own:
-        theta, share = values.pop("rope_theta"), model.global_rotary_share or 1.0
-        of_global = {"rope_type": families.PROPORTIONAL, "partial_rotary_factor": share}
-        of_local = {"rope_type": "default", "rope_theta": model.local_rope_theta or theta}
-        rope = {"full_attention": of_global | {"rope_theta": theta}, "sliding_attention": of_local}
-        values["rope_parameters"] = rope
     if model.moe is not None and family.experts is not None:
         fields = {key: getattr(model.moe, field) for key, field in family.experts.keys.items()}
         fields |= {family.experts.switch: True} if family.experts.switch else {}
@@ -448,7 +442,13 @@ def _window_values(family: Family, model: Model) -> dict[str, Any]:
         return {}
     if model.window is None:
         return {"sliding_window": None}
-    windows = {"sliding_window": model.window}
+    windows: dict[str, Any] = {"sliding_window": model.window}
+    if "global_rotary_share" in family.own:  # RoPE of each kind of layer
+        theta, share = model.rope_theta, model.global_rotary_share or 1.0
+        of_global = {"rope_type": families.PROPORTIONAL, "partial_rotary_factor": share}
+        of_local = {"rope_type": "default", "rope_theta": model.local_rope_theta or theta}
+        rope = {"full_attention": of_global | {"rope_theta": theta}, "sliding_attention": of_local}
+        windows["rope_parameters"] = rope
     if family.window_pattern == LOCAL and not family.window_switch:
         return windows  # on every layer, whatever a list says
     names = {letter: kind for kind, letter in families.LAYER_TYPES.items()}
