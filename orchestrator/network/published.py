@@ -238,7 +238,7 @@ def _of_latents(attention: LatentAttention, weight: PublishedWeight) -> Publishe
     rows, *columns = weight.axes
     nope, last = attention.nope, rows.sizes[-1]
     latent = attention.kv_latent_norm.weights[0].dimensions[0].size
-    turned = attention.rotary.width
+    turned = attention.latents[-1].output.width
     if name == "query":
         pairs = tuple(nope + place for place in _neighbours(turned))
         rows = replace(rows, order=(*range(nope), *pairs))

@@ -178,7 +178,7 @@ def _from_stream(
 
     def turned(norm_kind: Norm | None, x: jax.Array, heads: str) -> jax.Array:
         # Each head is normalized by itself, or all heads together.
-        scale = norm_kind and norm_kind.scale
+        scale = norm_kind.scale if norm_kind else None
         together = scale is not None and len(scale.dimensions) == 2
         x = norm(norm_kind, layer, x, collectives.mesh_axes(heads) if together else ())
         return _rotate(kind.rotary, x, positions)
