@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from orchestrator.network.description import Block, LatentAttention, Stack, Weight
+from orchestrator.network.description import Block, LatentAttention, Mixture, Stack, Weight
 from orchestrator.network.mesh_axes import (
     COPIED,
     GATHERED,
@@ -286,6 +286,9 @@ def _stream_exchanges(layout: Training) -> list[Exchange]:
     """
     axes, d_model = GROUPS["tensor"], layout.model.d_model
 
+    def has_mlp_apart(block: Block) -> bool:
+        return isinstance(block.mlp, Mixture) and bool(block.mlp.own_norms)
+
     def not_again(block: Block) -> Number:
         """Inputs that the backward pass does not gather again, over the width of the stream."""
         attention = block.attention
@@ -314,10 +317,13 @@ def _stream_exchanges(layout: Training) -> list[Exchange]:
             (_Part(stream, streams),), layout.activation_type,
         )  # fmt: skip
 
-    scatters = _OUTPUT_SCATTERS * sublayers + repeated
+    # A mixture and the MLP next to it are summed each by itself, before their norms.
+    apart = layout.over_layers(lambda block: int(has_mlp_apart(block)))
+    results = sublayers + apart
+    scatters = _OUTPUT_SCATTERS * results + repeated
     return [
         exchange("activation_gather", "residual gather", _GATHER, _INPUT_GATHERS,
-                 _OUTPUT_GATHERS * sublayers, layout.over_layers(not_again)),
+                 _OUTPUT_GATHERS * results, layout.over_layers(not_again)),
         exchange("activation_scatter", "residual scatter", _SCATTER, _INPUT_SCATTERS, scatters),
     ]  # fmt: skip
 
