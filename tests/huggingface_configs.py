@@ -35,6 +35,54 @@ GEMMA_3: dict[str, Any] = {
     "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
 }  # fmt: skip
 STRETCHED = {"factor": 8.0, "rope_type": "linear"}
+GPT_2: dict[str, Any] = {
+    "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.0,
+    "bos_token_id": 50_256, "embd_pdrop": 0.0, "eos_token_id": 50_256, "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-5, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 1600, "n_head": 25,
+    "n_layer": 48, "n_positions": 1024, "output_past": True, "resid_pdrop": 0.0,
+    "summary_activation": None, "summary_first_dropout": 0.1, "summary_proj_to_labels": True,
+    "summary_type": "cls_index", "summary_use_proj": True, "vocab_size": 50_257,
+    "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+}  # fmt: skip
+
+
+def gemma_4(**more: Any) -> dict[str, Any]:
+    """The config of Gemma 4 31B, of which 26B-A4B differs in a few keys."""
+    rope = {
+        "full_attention": {
+            "partial_rotary_factor": 0.25, "rope_theta": 1e6, "rope_type": "proportional",
+        },
+        "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+    }  # fmt: skip
+    kinds = [*["sliding_attention"] * 5, "full_attention"]
+    described = {
+        "attention_bias": False, "attention_dropout": 0.0, "attention_k_eq_v": True,
+        "bos_token_id": 2, "dtype": "bfloat16", "enable_moe_block": False, "eos_token_id": 1,
+        "final_logit_softcapping": 30.0, "global_head_dim": 512, "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 5376,
+        "hidden_size_per_layer_input": 0, "intermediate_size": 21_504,
+        "max_position_embeddings": 262_144, "model_type": "gemma4_text",
+        "moe_intermediate_size": None, "num_attention_heads": 32, "num_experts": None,
+        "num_global_key_value_heads": 4, "num_hidden_layers": 60, "num_key_value_heads": 16,
+        "num_kv_shared_layers": 0, "pad_token_id": 0, "rms_norm_eps": 1e-6,
+        "rope_parameters": rope, "sliding_window": 1024, "tie_word_embeddings": True,
+        "top_k_experts": None, "use_bidirectional_attention": "vision", "use_cache": True,
+        "use_double_wide_mlp": False, "vocab_size": 262_144,
+        "vocab_size_per_layer_input": 262_144, **more,
+    }  # fmt: skip
+    described["layer_types"] = kinds * (described["num_hidden_layers"] // len(kinds))
+    return {
+        "architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4",
+        "audio_config": None, "image_token_id": 258_880, "text_config": described,
+        "vision_config": {"hidden_size": 1152, "model_type": "gemma4_vision"},
+    }  # fmt: skip
+
+
+GEMMA_4_WITH_EXPERTS = gemma_4(
+    enable_moe_block=True, hidden_size=2816, intermediate_size=2112, moe_intermediate_size=704,
+    num_attention_heads=16, num_experts=128, num_global_key_value_heads=2, num_hidden_layers=30,
+    num_key_value_heads=8, top_k_experts=8,
+)  # fmt: skip
 
 
 def shape(layers: int, d_model: int, d_ff: int, heads: int, kv_heads: int, vocab: int) -> Any:

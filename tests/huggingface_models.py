@@ -34,6 +34,15 @@ LATENTS = {
     "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12, "moe_intermediate_size": 32,
     "n_routed_experts": 8, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
 }  # fmt: skip
+GEMMA4 = {
+    "num_hidden_layers": 6, "sliding_window": 32, "tie_word_embeddings": True, "rope_theta": None,
+    "global_head_dim": 32, "hidden_size_per_layer_input": 0, "rope_parameters": {
+        "full_attention": {
+            "rope_type": "proportional", "rope_theta": 1000.0, "partial_rotary_factor": 0.25,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    },
+}  # fmt: skip
 GROUPS = {"n_group": 4, "topk_group": 2}
 # By name: the architecture, its model_type, and what its config has besides the sizes.
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -79,6 +88,22 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**LATENTS, **GROUPS, "q_lora_rank": 24, "n_shared_experts": 1,
          "routed_scaling_factor": 2.5, "norm_topk_prob": True},
     ),
+    "gemma4": (
+        "Gemma4ForCausalLM", "gemma4_text",
+        {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 2,
+         "final_logit_softcapping": 3.0},
+    ),
+    "gemma4_moe": (
+        "Gemma4ForCausalLM", "gemma4_text",
+        {**GEMMA4, "enable_moe_block": True, "num_experts": 8, "top_k_experts": 2,
+         "moe_intermediate_size": 32},
+    ),
+    "gpt2": (
+        "GPT2LMHeadModel", "gpt2",
+        {**dict.fromkeys(SIZES), "n_embd": 64, "n_head": 8, "n_layer": 2, "n_inner": 96,
+         "n_positions": 512, "vocab_size": 128, "activation_function": "relu",
+         **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)},
+    ),
     "gpt_oss": (
         "GptOssForCausalLM", "gpt_oss",
         {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32,
@@ -91,7 +116,7 @@ SMALL_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 def config_of(name: str) -> dict[str, Any]:
     architecture, model_type, own = FAMILIES[name]
     config = {**SIZES, **SMALL_TOKENS, **own}
-    known = {key: value for key, value in config.items() if key != "head_dim" or value}
+    known = {key: value for key, value in config.items() if key not in SIZES or value is not None}
     return {"architectures": [architecture], "model_type": model_type, **known}
 
 
@@ -125,7 +150,7 @@ def random_arrays(weights: list[PublishedWeight]) -> dict[str, np.ndarray]:
 
 
 def random_array(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    middle = 1.0 if "norm" in name else 0.0
+    middle = 1.0 if any(part in name for part in ("norm", "ln_", "scal")) else 0.0
     random = np.random.default_rng(zlib.crc32(name.encode()))
     return (middle + 0.08 * random.standard_normal(shape)).astype(np.float32)
 

@@ -14,23 +14,29 @@ from orchestrator.values.model import MixtureOfExperts, Model
 Tree = Any
 
 
-def mixture(x: jax.Array, layer: Tree, model: Model) -> tuple[jax.Array, jax.Array]:
-    """The mixture's addition to the stream, and its penalty, summed over tokens."""
+def mixture(
+    x: jax.Array, layer: Tree, model: Model, of_router: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """The mixture's addition to the stream, and its penalty, summed over tokens. A router may have
+    an input of its own.
+    """
     moe = model.moe
     assert moe is not None
-    logits = x @ layer["router"] + layer.get("router_bias", 0.0)
+    logits = (x if of_router is None else of_router) @ layer["router"] + layer.get(
+        "router_bias", 0.0
+    )
     scores = jax.nn.sigmoid(logits) if moe.router == "sigmoid" else jax.nn.softmax(logits)
     chosen = choices(moe, scores + layer.get("balance_bias", 0.0))
     weights = scores * chosen
     if moe.normalized:
         weights = weights / weights.sum(-1, keepdims=True)
-    weights = moe.scale * weights * kept(moe, chosen)
+    weights = moe.scale * weights * kept(moe, chosen) * layer.get("expert_scale", 1.0)
     out = jnp.zeros_like(x)
     for e in range(moe.experts):
         one = {name: layer[f"expert_{name}"][e] for name in names(model)}
         if moe.biases:
             one |= {f"{name}_bias": layer[f"expert_{name}_bias"][e] for name in names(model)}
-        out = out + weights[..., e : e + 1] * mlp(x, one, model.activation == "clamped_swiglu")
+        out = out + weights[..., e : e + 1] * mlp(x, one, model.activation)
     if moe.shared_experts:
         out = out + mlp(x, {name: layer[f"shared_{name}"] for name in names(model)})
     return out, penalty(moe, logits, scores, chosen)
@@ -40,20 +46,20 @@ def names(model: Model) -> tuple[str, ...]:
     return ("gate", "up", "down") if model.gated else ("up", "down")
 
 
-def mlp(x: jax.Array, weights: Tree, clamped: bool = False) -> jax.Array:
+def mlp(x: jax.Array, weights: Tree, activation: str | None = None) -> jax.Array:
     up = x @ weights["up"] + weights.get("up_bias", 0.0)
     if "gate" not in weights:
         inner = jax.nn.gelu(up)
     else:
         gate = x @ weights["gate"] + weights.get("gate_bias", 0.0)
-        if clamped:
+        if activation == "clamped_swiglu":
             gate, up = (
                 jnp.where(gate > 7, 7, gate),
                 jnp.where(up > 7, 7, jnp.where(up < -7, -7, up)),
             )
             gate, up = gate / (1 + jnp.exp(-1.702 * gate)), up + 1
         else:
-            gate = jax.nn.silu(gate)
+            gate = jax.nn.gelu(gate) if activation == "gelu" else jax.nn.silu(gate)
         inner = gate * up
     out: jax.Array = inner @ weights["down"] + weights.get("down_bias", 0.0)
     return out

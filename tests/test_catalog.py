@@ -55,6 +55,11 @@ PARAMETERS = {
     "qwen3-235b-a22b": 235_093_634_560,
     "deepseek-v3": 671_026_419_200,
     "gpt-oss-120b": 116_829_156_672,
+    # In tenths of billions where the publication counts these: 30.7, 25.2 and, with fewer positions
+    # and words, 174.6; see `sources.toml`.
+    "gemma4-31b": 30_697_345_340,
+    "gemma4-26b-a4b": 25_233_141_790,
+    "gpt3-175b": 174_780_997_632,
 }
 
 WRAPS = [
@@ -136,9 +141,11 @@ def quantities(value: Any, path: str) -> Iterator[tuple[str, Quantity]]:
 
 
 def tensors(model: Model) -> list[tuple[int, ...]]:
-    """The shape of every tensor of a Llama, a mixture, a Qwen3, a Gemma 3, a DeepSeek-V3 or a
-    gpt-oss, written out.
+    """The shape of every tensor of a Llama, a mixture, a Qwen3, a Gemma 3 or 4, a DeepSeek-V3, a
+    gpt-oss or a GPT-3, written out.
     """
+    if model.learned_positions:
+        return tensors_of_gpt_3(model)
     width, query, kv = model.d_model, model.heads * model.head_dim, model.kv_heads * model.head_dim
     attention: list[tuple[int, ...]] = [(width, query), (width, kv), (width, kv), (query, width)]
     dense: list[tuple[int, ...]] = [(width, model.d_ff), (width, model.d_ff), (model.d_ff, width)]
@@ -166,8 +173,31 @@ def tensors(model: Model) -> list[tuple[int, ...]]:
     first = model.moe.dense_layers if model.moe else 0
     layers = [*attention, *mlp, *norms] * (model.layers - first)
     layers += [*attention, *dense, *norms] * first
+    if model.value_norm:
+        layers = layers_of_gemma_4(model, dense, mlp, norms)
     vocabulary = [(model.vocab, width)] if model.tied else [(model.vocab, width)] * 2
     return [*vocabulary, *layers, (width,)]
+
+
+def tensors_of_gpt_3(model: Model) -> list[tuple[int, ...]]:
+    width, inner = model.d_model, model.d_ff
+    matrices = [(width, 3 * width), (width, width), (width, inner), (inner, width)]
+    layer = [*matrices, (3 * width,), (width,), (inner,), (width,), *[(width,)] * 4]
+    return [(50_304, width), (16_384, width), *layer * model.layers, (width,), (width,)]
+
+
+def layers_of_gemma_4(
+    model: Model, dense: list[Any], mlp: list[Any], norms: list[Any]
+) -> list[tuple[int, ...]]:
+    """Five local layers before a global one, whose heads are twice as wide and have no values."""
+    width, few = model.d_model, 4 if model.moe is None else 2
+    mixture = [*mlp, (width,), (model.moe.experts,), *[(width,)] * 3] if model.moe else []
+    local = [(width, model.heads * 256), *[(width, model.kv_heads * 256)] * 2, (256,), (256,)]
+    whole = [(width, model.heads * 512), (width, few * 512), (512,), (512,)]
+    others = [*dense, *mixture, *norms, (1,)]
+    one_local = [*local, (model.heads * 256, width), *others]
+    one_global = [*whole, (model.heads * 512, width), *others]
+    return [*one_local * 5, *one_global] * (model.layers // 6)
 
 
 @st.composite

@@ -46,8 +46,11 @@ ON_MESHES: list[tuple[str, dict[str, int]]] = [
     ("deepseek_v2", {"fsdp": 2, "sequence": 2, "tensor": 2}),
     ("deepseek_v3", {"fsdp": 2, "expert": 2, "tensor": 2}),
     ("gpt_oss", {"fsdp": 2, "expert": 2, "tensor": 2}),
+    ("gemma4", {"fsdp": 2, "sequence": 2, "tensor": 2}),
+    ("gemma4_moe", {"fsdp": 2, "expert": 2, "tensor": 2}),
+    ("gpt2", {"fsdp": 2, "sequence": 2, "tensor": 2}),
 ]
-FAST = ("llama3.1", "mixtral", "phi3", "deepseek_v3", "gpt_oss")
+FAST = ("llama3.1", "mixtral", "phi3", "deepseek_v3", "gpt_oss", "gemma4", "gemma4_moe", "gpt2")
 
 
 def plan_from(folder: Path, **mesh: Any) -> Plan:

@@ -35,6 +35,18 @@ def test_latent_attention_is_read(tmp_path: Path) -> None:
     )
 
 
+def test_two_sizes_follow_from_latents(tmp_path: Path) -> None:
+    """`kv_heads` and `head_dim` may be left out; without latents they may not."""
+    short = load(written(tmp_path, LATENT)).experiment.model
+    assert short == load(written(tmp_path, RIGHT)).experiment.model
+    assert (short.kv_heads, short.head_dim) == (8, 16)
+    with pytest.raises(SpecProblems) as refused:
+        load(written(tmp_path, "window: 64"))
+    found = {(problem.key, problem.code) for problem in refused.value.problems}
+    missing = {f"experiment.model.{key}" for key in ("kv_heads", "head_dim")}
+    assert found == {(key, "missing-key") for key in missing}
+
+
 @pytest.mark.parametrize(
     ("model", "remat", "key", "code"),
     [

@@ -449,6 +449,38 @@ def test_models_of_the_llama_family_are_those_of_the_catalog(name: str) -> None:
     assert model["gated"]
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("gpt3-175b", "gpt3-175b"), ("gemma4-31b", "gemma4-31b"), ("gemma4-26b", "gemma4-26b-a4b"),
+    ],
+)  # fmt: skip
+def test_gpt_3_and_gemma_4_are_those_of_the_catalog(theirs: str, ours: str) -> None:
+    """The models that the recipes train, and the smaller shapes of GPT-3."""
+    assert words(f"model_name={theirs} attention=flash")["experiment"]["model"]["name"] == ours
+    assert words("model_name=gpt3-6b attention=flash")["experiment"]["model"]["layers"] == 48
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("model_name=gpt3-6b trainable_position_size=-1", "trainable_position_size"),
+        ("trainable_position_size=2048", "trainable_position_size"),
+        ("model_name=gemma4-31b v_norm_with_scale=true", "v_norm_with_scale"),
+        ("model_name=gemma4-26b shared_experts=2", "shared_experts"),
+        ("global_head_dim=512", "global_head_dim"),
+        ("mlp_activations=['tanh']", "mlp_activations"),
+    ],
+)
+def test_other_shapes_of_these_are_refused(text: str, key: str) -> None:
+    assert any(key in problem for problem in problems(f"steps=5 {text}"))
+
+
+def test_an_activation_of_maxtext_s_own_configurations_is_read() -> None:
+    model = words("mlp_activations=['relu'] attention=flash")["experiment"]["model"]
+    assert (model["gated"], model["activation"]) == (False, "relu")
+
+
 def test_no_key_and_no_file_end_in_a_message(tmp_path: Path, orch: RunOrch) -> None:
     for source in ("run.sh", str(tmp_path)):
         done = orch("import", "maxtext", source)

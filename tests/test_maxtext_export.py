@@ -108,6 +108,20 @@ def test_what_is_exported_comes_back_as_the_same_plan(path: Path, tmp_path: Path
         assert without(again(script_of(run_of(plan)), tmp_path)) == without(plan)
 
 
+_SMALL = "layers: 6, d_model: 128, d_ff: 256, heads: 8, head_dim: 16, vocab: 512, tied: true"
+GPT_3 = (
+    f"{{{_SMALL}, kv_heads: 8, gated: false, norm: layer, learned_positions: 256, qkv_bias: true,"
+    " output_bias: true, mlp_bias: true}"
+)
+GEMMA_4 = (
+    f"{{{_SMALL}, kv_heads: 4, activation: gelu, embedding_scale: true, norm_placement: both,"
+    " qk_norm: head, value_norm: true, attention_scale: 1.0, layer_scale: true, window: 64,"
+    " window_pattern: LLLLLG, global_head_dim: 32, global_kv_heads: 2, global_rotary_share: 0.5,"
+    " keys_as_values: true, local_rope_theta: 10000,"
+    " moe: {experts: 8, top_k: 2, d_ff: 64, with_mlp: true}}"
+)
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -127,6 +141,9 @@ def test_what_is_exported_comes_back_as_the_same_plan(path: Path, tmp_path: Path
         ("experiment.optimizer={decay: linear, warmup_steps: 100, z_loss: 0.001}",),
         ("experiment.optimizer={end_lr: 8e-7, warmup_steps: 10, clip_norm: 0.5}",),
         ("experiment.model.activation=gelu", "experiment.model.gated=false"),
+        ("experiment.model.activation=relu", "experiment.model.gated=false"),
+        (f"experiment.model={GPT_3}",),
+        (f"experiment.model={GEMMA_4}",),
         ("experiment.model.qk_norm=head",),
         ("experiment.model.qkv_bias=true",),
         ("experiment.model.rope_scaling={kind: llama3, factor: 8.0}",),
@@ -215,6 +232,9 @@ def test_a_slice_is_called_as_xpk_calls_it(tmp_path: Path) -> None:
         ("gemma3-27b", "gemma3-27b"),
         ("deepseek-v3", "deepseek3-671b"),
         ("gpt-oss-120b", "gpt-oss-120b"),
+        ("gemma4-31b", "gemma4-31b"),
+        ("gemma4-26b-a4b", "gemma4-26b"),
+        ("gpt3-175b", "gpt3-175b"),
         ("mistral-7b", "default"),
     ],
 )

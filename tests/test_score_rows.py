@@ -24,6 +24,7 @@ from orchestrator.evidence.score.samples import samples as samples_of
 from orchestrator.network.decoder import BLOCK_INPUT
 from orchestrator.network.mesh_axes import AXES
 from orchestrator.network.rematerialization import Policy
+from orchestrator.planning.flops import attention_flops_per_token, model_flops_per_token
 from tests.conftest import RunOrch
 from tests.score_rows import LLAMA, ROWS, UNSEEN, write_rows
 
@@ -51,6 +52,34 @@ def test_rows_that_state_both_count_the_flops_of_their_columns(samples: list[Sam
     assert left_out.keys() == {"tr_iron_gemma4-2b_64_bf16_8192", "marin_v5p64_1_2b_gated"}
     assert "10.3 GFLOP a token" in left_out["tr_iron_gemma4-2b_64_bf16_8192"]
     assert "Muon" in left_out["marin_v5p64_1_2b_gated"]
+
+
+@pytest.mark.parametrize(
+    ("row", "model", "causal"),
+    [
+        ("tr_iron_gemma4-31b_64_bf16_8192", "gemma4-31b", True),
+        ("tr_v6e_gpt3-175b_1x_256_20250321", "gpt3-175b", False),  # counted with all positions
+    ],
+)
+def test_a_model_of_the_catalog_has_the_flops_of_its_published_run(
+    row: str, model: str, causal: bool
+) -> None:
+    """FLOPs of a token, from the row's rate and its time of a step."""
+    said, known = ROWS[row], catalog.model(model)
+    rate, step_s, chips, tokens, length = (
+        float(said[name])
+        for name in (
+            "tflops_per_chip",
+            "step_time_s",
+            "num_chips",
+            "global_batch_tokens",
+            "seq_len",
+        )
+    )
+    found = model_flops_per_token(known, int(length))
+    if not causal:
+        found += 3 * attention_flops_per_token(known, int(length))
+    assert found == pytest.approx(rate * 1e12 * step_s * chips / tokens, rel=5e-4)
 
 
 def test_a_run_is_laid_out_as_it_was_run() -> None:

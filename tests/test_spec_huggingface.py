@@ -22,10 +22,13 @@ from tests.huggingface_configs import (
     DEEPSEEK_V3,
     EXACT,
     EXPERTS,
+    GEMMA_4_WITH_EXPERTS,
+    GPT_2,
     LLAMA_3_1,
     QWEN_2,
     QWEN_3,
     REPORTED,
+    gemma_4,
     gpt_oss,
     shape,
 )
@@ -102,6 +105,59 @@ def test_a_mistral_without_a_window_is_read(tmp_path: Path) -> None:
     named = catalog.model("mistral-7b")
     assert model_of(tmp_path, MISTRAL, ", name: mistral-7b") == named
     assert model_of(tmp_path, MISTRAL).name == "mistral"
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [("gemma4-31b", gemma_4()), ("gemma4-26b-a4b", GEMMA_4_WITH_EXPERTS)],
+)
+def test_gemma_4_is_the_catalog_s(name: str, config: dict[str, Any], tmp_path: Path) -> None:
+    """But for the weight of the load-balancing loss, which no config says."""
+    found, known = model_of(tmp_path, config, f", name: {name}"), catalog.model(name)
+    moe = known.moe and replace(known.moe, balance_loss=0.0)
+    assert found == replace(known, moe=moe)
+
+
+def test_gemma_4_without_proportional_rope_turns_whole_heads(tmp_path: Path) -> None:
+    """What a config says of global layers is all of it."""
+    kinds = {kind: {"rope_theta": 1e4} for kind in ("full_attention", "sliding_attention")}
+    model = model_of(tmp_path, gemma_4(rope_parameters=kinds))
+    assert (model.global_rotary_share, model.rope_theta) == (1.0, 1e4)
+
+
+def test_gpt_2_is_read(tmp_path: Path) -> None:
+    """By its own names of keys; the MLP is four times as wide as the stream."""
+    long = GPT_2 | {"n_positions": 8192}
+    model = model_of(tmp_path, long)
+    assert (model.d_ff, model.learned_positions, model.kv_heads) == (6400, 8192, 25)
+    assert decoder(replace(model, learned_positions=1024)).parameters == 1_557_611_200
+    assert decoder(model).blocks[0].attention.rotary is None
+    assert model_of(tmp_path, long | {"n_inner": 4096}).d_ff == 4096
+    assert model_of(tmp_path, long | {"activation_function": "relu"}).activation == "relu"
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (changed(GPT_2, resid_pdrop=ABSENT), "resid_pdrop"),  # a tenth where it is left out
+        (GPT_2 | {"n_head": 7}, "n_embd"),
+        (GPT_2 | {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+        (gemma_4(hidden_size_per_layer_input=256), "hidden_size_per_layer_input"),
+        (gemma_4(num_kv_shared_layers=20), "num_kv_shared_layers"),
+        (gemma_4(use_bidirectional_attention="all"), "use_bidirectional_attention"),
+    ],
+)
+def test_other_kinds_of_gpt_and_gemma_are_refused(
+    config: dict[str, Any], key: str, tmp_path: Path
+) -> None:
+    """By the names that the config has."""
+    assert key in {problem.key for problem in problems_in(tmp_path, config)}
+
+
+def test_sequences_are_no_longer_than_learned_positions(tmp_path: Path) -> None:
+    """A token beyond the last position would have none."""
+    [problem] = problems_in(tmp_path, GPT_2 | {"n_positions": 64})
+    assert (problem.key, problem.code) == ("experiment.batch.length", "too-few-positions")
 
 
 def test_what_a_config_leaves_out_has_the_default_of_its_family(tmp_path: Path) -> None:

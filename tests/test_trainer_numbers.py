@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.network.rematerialization import POLICIES, text_of
 from orchestrator.planning import kernels
-from orchestrator.values.model import LatentDimensions, RopeScaling
+from orchestrator.values.model import LatentDimensions, MixtureOfExperts, RopeScaling
 from orchestrator.values.plan import Plan
 from orchestrator.values.spec import DataSource, Optimizer, Precision, Remat, TensorTreatments
 from tests import trainer_reference
@@ -92,6 +92,13 @@ def test_mixtures_of_axes_give_the_reference(mesh: dict[str, Any]) -> None:
 
 YARN = RopeScaling(kind="yarn", factor=8.0, original_length=64, beta_fast=4.0)
 BIASES = {"qkv_bias": True, "output_bias": True, "mlp_bias": True}
+GEMMA_4: dict[str, Any] = {
+    "window": 9, "window_pattern": "LG", "norm_placement": "both", "qk_norm": "head",
+    "value_norm": True, "attention_scale": 1.0, "logit_cap": 3.0, "activation": "gelu",
+    "tied": True, "embedding_scale": True, "rope_theta": 100.0, "local_rope_theta": 50.0,
+    "global_head_dim": 16, "global_kv_heads": 2, "global_rotary_share": 0.25,
+    "keys_as_values": True, "layer_scale": True,
+}  # fmt: skip
 KINDS: dict[str, dict[str, Any]] = {
     "tied": {"tied": True},
     "ungated": {"gated": False},
@@ -112,6 +119,15 @@ KINDS: dict[str, dict[str, Any]] = {
     "sinks and biases": {
         "window": 9, "window_pattern": "LG", "sinks": True, "rope_theta": 100.0,
         "rope_scaling": YARN, **BIASES,
+    },
+    "gemma 4": GEMMA_4,
+    "gpt 3": {
+        "learned_positions": 64, "norm": "layer", "gated": False,
+        "tied": True, **BIASES,
+    },
+    "gemma 4 with experts": GEMMA_4 | {
+        "keys_as_values": False,
+        "moe": MixtureOfExperts(experts=4, top_k=2, d_ff=32, with_mlp=True, balance_loss=0.01),
     },
     "layer norm and biases": {
         "norm": "layer", "qk_norm": "head", "activation": "relu2", "gated": False,

@@ -77,6 +77,7 @@ VALUES: dict[Activation, tuple[float, float]] = {
     "silu": (0.7310586, -0.1887703),
     "gelu": (0.8411920, -0.1542860),
     "gelu_exact": (0.8413447, -0.1542688),
+    "relu": (1.0, 0.0),
     "relu2": (1.0, 0.0),
 }
 

@@ -35,6 +35,8 @@ def losses(
     params: Tree, tokens: jax.Array, model: Model, z_loss: float, separator: int | None = None
 ) -> tuple[jax.Array, jax.Array]:
     x, routers = params["embedding"][tokens[:, :-1]], jnp.float32(0)
+    if model.learned_positions:
+        x = x + params["positions"][: x.shape[1]]
     if model.embedding_scale:
         x = x * model.d_model**0.5
     apart = other_documents(tokens[:, :-1], separator)
@@ -44,12 +46,18 @@ def losses(
         window = model.window if is_local else None
         kind = latent_attention if model.latent else attention
         x = x + around(kind, "attention", x, layer, model, window, apart)
-        if "router" in layer:
+        if model.moe and model.moe.with_mlp:
+            added, of_router = next_to_mlp(x, layer, model)
+            x = x + leaving("mlp", added, layer, model)
+            routers = routers + of_router / tokens[:, 1:].size
+        elif "router" in layer:
             added, of_router = mixture(entering("mlp", x, layer, model), layer, model)
             x = x + leaving("mlp", added, layer, model)
             routers = routers + of_router / tokens[:, 1:].size
         else:
             x = x + around(mlp, "mlp", x, layer, model)
+        if model.layer_scale:
+            x = x * jax.lax.stop_gradient(layer["layer_scale"])
     words = params["embedding"] if model.tied else params["unembedding"]
     logits = capped(norm(x, params, "norm", model) @ words.T, model.logit_cap)
     log_z = jnp.log(jnp.sum(jnp.exp(logits), axis=-1))
@@ -57,6 +65,16 @@ def losses(
     predicted = tokens[:, :-1] != (-1 if separator is None else separator)
     mean = partial(jnp.mean, where=predicted)
     return mean(log_z - right), mean(z_loss * log_z**2) + routers
+
+
+def next_to_mlp(x: jax.Array, layer: Tree, model: Model) -> tuple[jax.Array, jax.Array]:
+    """A mixture and an MLP of the same stream, each with norms of its own."""
+    plain = {"plain": jnp.ones(model.d_model)}
+    of_router = norm(x, plain, "plain", model) * layer["router_scale"] * model.d_model**-0.5
+    mixed, of_routers = mixture(norm(x, layer, "experts_norm", model), layer, model, of_router)
+    of_mlp = mlp(norm(x, layer, "mlp_norm", model), layer, model)
+    added = norm(mixed, layer, "experts_after_norm", model)
+    return added + norm(of_mlp, layer, "shared_after_norm", model), of_routers
 
 
 def other_documents(words: jax.Array, separator: int | None) -> jax.Array:
@@ -105,6 +123,8 @@ def projected(x: jax.Array, layer: Tree, name: str, model: Model) -> jax.Array:
     y = jnp.einsum("bsd,dnh->bsnh", x, layer[name])
     if model.qkv_bias:
         y = y + layer[f"{name}_bias"]
+    if name == "value" and model.value_norm:
+        return norm(y, {"plain": jnp.ones(y.shape[-1])}, "plain", model)
     if name == "value" or model.qk_norm == "none":
         return y
     if model.qk_norm == "head":
@@ -118,10 +138,12 @@ def attention(
 ) -> jax.Array:
     """Every query head by itself, with the whole [S, S] matrix of scores."""
     hidden = unseen(x.shape[1], window)
+    if "value" not in layer:
+        layer = layer | {"value": layer["key"]}
     queries, keys, values = (projected(x, layer, name, model) for name in ("query", "key", "value"))
     scale, out = model.attention_scale or model.head_dim**-0.5, jnp.zeros_like(x)
     for n in range(model.heads):
-        kv = n * model.kv_heads // model.heads
+        kv = n * keys.shape[2] // model.heads
         q, k = (rope(one, model, window) for one in (queries[:, :, n], keys[:, :, kv]))
         scores = capped(q @ k.swapaxes(1, 2) * scale, model.attention_cap)
         weights = jnp.exp(jnp.where(hidden | apart, -1e30, scores))
@@ -172,10 +194,16 @@ def rope(x: jax.Array, model: Model, window: int | None) -> jax.Array:
     """Component i and component i + W/2, of the W that turn, are a complex number, turned by
     position x speed.
     """
+    if model.learned_positions:
+        return x
     width = model.latent.rope_dim if model.latent else int(model.head_dim * model.rotary_share)
+    if window is None and model.global_rotary_share:
+        width = x.shape[-1]
     own = model.local_rope_theta if window is not None else None
     speeds = (own or model.rope_theta) ** -(np.arange(0, width, 2) / width)
     size = 1.0
+    if window is None and model.global_rotary_share:
+        speeds[int(model.global_rotary_share * width / 2) :] = 0
     if model.rope_scaling and own is None:
         speeds, size = stretched(speeds, width, model.rope_theta, model.rope_scaling)
     turn = size * jnp.exp(1j * np.arange(x.shape[1])[:, None] * speeds)
@@ -226,6 +254,7 @@ def mlp(x: jax.Array, layer: Tree, model: Model) -> jax.Array:
         "silu": gate * jax.nn.sigmoid(gate),
         "gelu": 0.5 * gate * (1 + jnp.tanh((2 / np.pi) ** 0.5 * (gate + 0.044715 * gate**3))),
         "gelu_exact": 0.5 * gate * (1 + jax.scipy.special.erf(gate / 2**0.5)),
+        "relu": jnp.maximum(gate, 0),
         "relu2": jnp.maximum(gate, 0) ** 2,
     }[kind]
     out = (inner * up if model.gated else inner) @ layer["down"]
@@ -245,7 +274,7 @@ def adamw(
 
     def change(path: Any, p: np.ndarray, m: np.ndarray, v: np.ndarray) -> np.ndarray:
         m, v = m / (1 - how.beta1**step), v / (1 - how.beta2**step)
-        is_vector = any(name in path[-1].key for name in ("norm", "bias", "sinks"))
+        is_vector = any(name in path[-1].key for name in ("norm", "bias", "sinks", "scale"))
         decay = 0.0 if is_vector else how.weight_decay
         return np.asarray(p - lr * (m / (np.sqrt(v) + how.epsilon) + decay * p))
 

@@ -62,7 +62,7 @@ def random_parameters(program: Program) -> Tree:
     random = np.random.default_rng(7)
 
     def leaf(path: Any, shape: jax.ShapeDtypeStruct) -> np.ndarray:
-        middle = 1.0 if "norm" in path[-1].key else 0.0
+        middle = 1.0 if any(part in path[-1].key for part in ("norm", "scale")) else 0.0
         rows = program.table_rows.get(path[-1].key, shape.shape[0])
         values = middle + 0.2 * random.standard_normal((rows, *shape.shape[1:]))
         more = [(0, shape.shape[0] - rows)] + [(0, 0)] * (len(shape.shape) - 1)
@@ -139,11 +139,15 @@ def _reference(
     return jax.jit(jax.value_and_grad(loss), compiler_options=QUICK_COMPILE)
 
 
+ROUNDING = 1e-7
+
+
 def largest_difference(found: Tree, right: Tree) -> float:
     """The largest difference in any leaf, over the largest value of that leaf."""
 
     def off(a: np.ndarray, b: np.ndarray) -> float:
-        return float(np.abs(a - b).max() / np.abs(b).max())
+        largest = np.abs(b).max()  # of a gradient that is zero but for rounding, the difference
+        return float(np.abs(a - b).max() / (largest if largest > ROUNDING else 1))
 
     differences = jax.tree.map(off, found, jax.tree.map(np.asarray, right))
     return float(max(jax.tree.leaves(differences)))

@@ -16,6 +16,7 @@ from orchestrator.network.description import (
     bias_of,
     norm,
     norms_around,
+    plain_norm,
 )
 from orchestrator.network.mesh_axes import GATHERED
 from orchestrator.values.model import Model
@@ -35,11 +36,17 @@ TENSORS = ("latent", "query", "key", "value", RESULT, "mlp_input")
 
 def grouped_query_attention(model: Model, residual_scale: float, window: int | None) -> Attention:
     """The attention of a layer. `residual_scale` shrinks the initial weights of its output."""
-    heads = Dimension("heads", model.heads), Dimension("head_dim", model.head_dim)
-    kv_heads = Dimension("kv_heads", model.kv_heads), Dimension("head_dim", model.head_dim)
-    q, k, v = (
+    # Global layers may have heads of another width, and another number of KV heads.
+    width, kv = Dimension("head_dim", model.head_dim), Dimension("kv_heads", model.kv_heads)
+    if window is None and model.global_head_dim:
+        width = Dimension("global_head_dim", model.global_head_dim)
+    if window is None and model.global_kv_heads:
+        kv = Dimension("global_kv_heads", model.global_kv_heads)
+    heads, kv_heads = (Dimension("heads", model.heads), width), (kv, width)
+    inputs = tuple(
         _projection(model, name, dimensions)
         for name, dimensions in (("query", heads), ("key", kv_heads), ("value", kv_heads))
+        if name != "value" or window is not None or not model.keys_as_values
     )
     # Norms of queries and keys: of each head by itself, or over all heads together.
     query_norm = key_norm = None
@@ -48,18 +55,19 @@ def grouped_query_attention(model: Model, residual_scale: float, window: int | N
         query_norm = norm(model, "query_norm", "self_attn.q_norm", *query)
         key_norm = norm(model, "key_norm", "self_attn.k_norm", *key)
     return _attention(
-        Attention, model, residual_scale, window, (q, k, v), heads,
+        Attention, model, residual_scale, window, inputs, heads,
+        whole=(inputs[1].output, Tensor("value", "length", kv_heads)),
         query_norm=query_norm, key_norm=key_norm,
+        value_norm=plain_norm(model) if model.value_norm else None,
     )  # fmt: skip
 
 
 def _attention(
     kind: type[Attention], model: Model, residual_scale: float, window: int | None,
-    inputs: tuple[Matmul, Matmul, Matmul], heads: tuple[Dimension, ...], **others: Any,
+    inputs: tuple[Matmul, ...], heads: tuple[Dimension, ...], **others: Any,
 ) -> Attention:  # fmt: skip
     """The attention of queries, keys and values, whose results have these heads."""
     before, after = norms_around(model, "attention")
-    _, keys, values = inputs
     # From all heads back to the stream.
     width = heads[0].size * heads[1].size
     stream, published = (Dimension("residual", model.d_model),), "self_attn.o_proj"
@@ -70,14 +78,19 @@ def _attention(
         bias=bias_of("output", stream, published) if model.output_bias else None,
     )
     # Numbers of a head that turn, in whole pairs. Of latent attention they are a part of their own.
-    turned = 2 * int(model.head_dim * model.rotary_share / 2)
+    head_dim = inputs[0].output.dimensions[-1].size
+    turned = 2 * int(head_dim * model.rotary_share / 2)
     if model.latent:
         turned = model.latent.rope_dim
-    rotary = Rotary(turned, model.rope_theta, model.rope_scaling)
-    if window is not None and model.local_rope_theta is not None:
+    rotary: Rotary | None = Rotary(turned, model.rope_theta, model.rope_scaling)
+    if model.learned_positions:
+        rotary = None
+    elif window is not None and model.local_rope_theta is not None:
         # A base of local layers' own leaves their positions unstretched.
         rotary = Rotary(turned, model.local_rope_theta)
-    scale = model.attention_scale or model.head_dim**-0.5
+    elif window is None and model.global_rotary_share is not None:
+        rotary = Rotary(head_dim, model.rope_theta, model.rope_scaling, model.global_rotary_share)
+    scale = model.attention_scale or head_dim**-0.5
     sinks = Weight("sinks", heads[:1], None, "self_attn.sinks", start=0.0)
     return kind(
         before=before,
@@ -85,7 +98,6 @@ def _attention(
         inputs=inputs,
         output=output,
         result=Tensor(RESULT, "length", heads, statistics=heads[:1]),
-        whole=(keys.output, values.output),
         scores=Scores(scale=scale, cap=model.attention_cap, window=window),
         rotary=rotary,
         sinks=sinks if model.sinks else None,
@@ -156,6 +168,7 @@ def latent_attention(model: Model, residual_scale: float, window: int | None) ->
     kv_latent = Dimension("kv_latent", shape.kv_rank)
     return _attention(
         LatentAttention, model, residual_scale, window, (query, key, value), (heads, values),
+        whole=(key.output, value.output),
         latents=latents,
         query_latent_norm=query_latent_norm,
         kv_latent_norm=norm(model, "kv_latent_norm", "self_attn.kv_a_layernorm", kv_latent),

@@ -64,6 +64,10 @@ PUBLISHED_LAYER = "model.layers.{layer}."  # the beginning of a block's names in
 def split_sizes(model: Model) -> list[tuple[str, str, int]]:
     """What a mesh may split: the logical axis, the key of the model, and the size."""
     split = [(axis, key, getattr(model, key)) for axis, key in _MODEL_KEYS.items()]
+    if model.global_kv_heads:
+        split.append(("global_kv_heads", "global_kv_heads", model.global_kv_heads))
+    if model.learned_positions:
+        split.append(("positions", "learned_positions", model.learned_positions))
     split.append((EXPERTS, "moe.experts", model.moe.experts if model.moe else 1))
     if model.latent is not None:
         split.append(("kv_rank", "latent.kv_rank", model.latent.kv_rank))
@@ -71,7 +75,8 @@ def split_sizes(model: Model) -> list[tuple[str, str, int]]:
             split.append(("query_rank", "latent.query_rank", model.latent.query_rank))
     if model.moe is None or model.moe.d_ff is None:
         return split
-    if all(is_mixture(model, layer) for layer in range(model.layers)):
+    with_mlp = model.moe.with_mlp
+    if not with_mlp and all(is_mixture(model, layer) for layer in range(model.layers)):
         split = [size for size in split if size[0] != "ff"]  # no layer has the model's own width
     return [*split, ("expert_ff", "moe.d_ff", model.moe.d_ff)]
 
@@ -82,6 +87,10 @@ def decoder(model: Model) -> Network:
     table = Dimension("vocab", model.vocab), Dimension("embed", model.d_model)
     deviation = model.d_model**-0.5
     embedding = Weight("embedding", table, deviation, "model.embed_tokens")
+    positions = None
+    if model.learned_positions:
+        places = Dimension("positions", model.learned_positions), table[1]
+        positions = Weight("positions", places, deviation, "model.embed_positions")
     blocks, pattern = [], model.window_pattern
     for layer in range(model.layers):
         # Without a window, attention sees every position before.
@@ -94,6 +103,7 @@ def decoder(model: Model) -> Network:
         head=embedding if model.tied else Weight("unembedding", table, deviation, "lm_head"),
         embedding_scale=model.d_model**0.5 if model.embedding_scale else 1.0,
         logit_cap=model.logit_cap,
+        positions=positions,
     )
 
 
@@ -114,6 +124,9 @@ def _block_of_kind(model: Model, window: int | None, has_experts: bool) -> Block
         attention=attend(model, residual_scale, window),
         mlp=(mixture if has_experts else mlp)(model, stream, residual_scale),
         kind=" ".join(words),
+        scale=Weight("layer_scale", (Dimension("layer_scale", 1),), None, "layer_scalar")
+        if model.layer_scale
+        else None,
     )
 
 

@@ -53,16 +53,16 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Norm:
-    """RMSNorm, or LayerNorm where it has a bias. `offset` is added to the scale."""
+    """RMSNorm, or LayerNorm where it has a bias. `offset` is added to the scale, if it has one."""
 
-    scale: Weight
+    scale: Weight | None
     bias: Weight | None
     offset: float
     epsilon: float
 
     @property
     def weights(self) -> tuple[Weight, ...]:
-        return (self.scale,) if self.bias is None else (self.scale, self.bias)
+        return tuple(weight for weight in (self.scale, self.bias) if weight)
 
 
 @dataclass(frozen=True)
@@ -119,11 +119,14 @@ class Sublayer:
 
 @dataclass(frozen=True)
 class Rotary:
-    """Rotary positions: the first `width` numbers of a head turn, the slowest by 1 / `theta`."""
+    """Rotary positions: the first `width` numbers of a head turn, the slowest by 1 / `theta`; of
+    their pairs only the fastest, where it is a `share`.
+    """
 
     width: int
     theta: float
     scaling: RopeScaling | None = None
+    share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -137,26 +140,32 @@ class Scores:
 
 @dataclass(frozen=True)
 class Attention(Sublayer):
-    """Causal attention. Queries need all positions of `whole`; `sinks`: scores without values."""
+    """Causal attention: scores of queries and keys, and their average of the values. Without a
+    matmul of their own, values are made from keys.
+
+    `whole` are the tensors of which every query needs all positions. `sinks` are scores of a place
+    without a value, one for each head.
+    """
 
     result: Tensor
     whole: tuple[Tensor, ...]
     scores: Scores
-    rotary: Rotary
+    rotary: Rotary | None
     query_norm: Norm | None = None
     key_norm: Norm | None = None
+    value_norm: Norm | None = None
     sinks: Weight | None = None
 
     @property
     def norms(self) -> tuple[Norm, ...]:
-        inside = (self.before, self.query_norm, self.key_norm, self.after)
+        inside = (self.before, self.query_norm, self.key_norm, self.value_norm, self.after)
         return tuple(norm for norm in inside if norm)
 
     @property
     def normalized(self) -> tuple[Matmul, ...]:
         """The matmuls whose results are normalized: the backward pass makes them again."""
-        norms = (self.query_norm, self.key_norm, None)
-        return tuple(one for one, norm in zip(self.inputs, norms, strict=True) if norm)
+        norms = (self.query_norm, self.key_norm, self.value_norm)
+        return tuple(matmul for matmul, norm in zip(self.inputs, norms, strict=False) if norm)
 
     @property
     def vectors(self) -> tuple[Weight, ...]:
@@ -218,16 +227,27 @@ class MLP(Sublayer):
 @dataclass(frozen=True)
 class Mixture(MLP):
     """Many MLPs, of which a router chooses some for each token; `shared` is there for all tokens.
-    Experts' weights have a dimension of experts first; `balance` is added to scores for the choice.
+
+    Weights of experts have a dimension of experts first. `balance` is what the choice of experts
+    adds to scores. A `shared` MLP with norms of its own works next to the mixture: `own_norms` are
+    of the experts' input, of what they add and of the router's input, and the router's scales
+    are of its input and of each expert.
     """
 
     router: Matmul
     balance: Weight | None
-    shared: MLP | None
+    shared: MLP | None = None
+    own_norms: tuple[Norm, ...] = ()
+    router_scales: tuple[Weight, ...] = ()
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        shared = self.shared.norms if self.shared else ()
+        return (*super().norms, *shared, *self.own_norms)
 
     @property
     def vectors(self) -> tuple[Weight, ...]:
-        return (*super().vectors, *((self.balance,) if self.balance else ()))
+        return (*super().vectors, *((self.balance,) if self.balance else ()), *self.router_scales)
 
     @property
     def parallel(self) -> tuple[tuple[Matmul, ...], ...]:
@@ -237,12 +257,17 @@ class Mixture(MLP):
 
 @dataclass(frozen=True)
 class Block:
-    """A layer. `kind` tells a network's blocks apart. Blocks that do the same are equal."""
+    """One layer. `kind` tells it from the other blocks of its network; empty where all are alike.
+    `scale` multiplies the stream after it.
+
+    Blocks are equal where they do the same, whatever layer they are.
+    """
 
     input: Tensor
     attention: Attention
     mlp: MLP
     kind: str = ""
+    scale: Weight | None = None
 
     @property
     def sublayers(self) -> tuple[Sublayer, ...]:
@@ -254,17 +279,21 @@ class Block:
 
     @property
     def vectors(self) -> tuple[Weight, ...]:
-        return tuple(weight for part in self.sublayers for weight in part.vectors)
+        vectors = (weight for part in self.sublayers for weight in part.vectors)
+        return (*vectors, *((self.scale,) if self.scale else ()))
 
     @property
     def weights(self) -> tuple[Weight, ...]:
-        return tuple(weight for part in self.sublayers for weight in part.weights)
+        weights = (weight for part in self.sublayers for weight in part.weights)
+        return (*weights, *((self.scale,) if self.scale else ()))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """What a policy decides about, in the order in which the block makes it."""
         outputs = [matmul.output for matmul in self.matmuls if matmul.output != self.input]
-        outputs.insert(len(self.attention.matmuls) - 1, self.attention.result)
+        before, attention = len(self.attention.matmuls) - 1, self.attention
+        made = [tensor for tensor in attention.whole if tensor not in outputs]  # values from keys
+        outputs[before:before] = [*made, attention.result]
         return self.input, *outputs
 
     @property
@@ -294,7 +323,11 @@ class Segment:
 
 @dataclass(frozen=True)
 class Network:
-    """Embedding, segments of layers, a last norm, and the head: if tied, the embedding itself."""
+    """Embedding, segments of layers one after another, a last norm, and the head that makes logits.
+
+    A tied head is the embedding itself. Word vectors are multiplied by `embedding_scale`, and the
+    vectors of their `positions` are added, if these are learned.
+    """
 
     embedding: Weight
     segments: tuple[Segment, ...]
@@ -302,6 +335,7 @@ class Network:
     head: Weight
     embedding_scale: float = 1.0
     logit_cap: float | None = None
+    positions: Weight | None = None
 
     @cached_property
     def stacks(self) -> tuple[Stack, ...]:
@@ -328,7 +362,8 @@ class Network:
 
     @property
     def tables(self) -> tuple[Weight, ...]:
-        return (self.embedding,) if self.head is self.embedding else (self.embedding, self.head)
+        head = () if self.head is self.embedding else (self.head,)
+        return (self.embedding, *head, *((self.positions,) if self.positions else ()))
 
     def _over_layers(self, count: Callable[[Block], int]) -> int:
         return sum(layers * count(block) for block, layers in self.kinds)
@@ -400,6 +435,11 @@ def norm(model: Model, name: str, published: str, *dimensions: Dimension) -> Nor
         offset=offset,
         epsilon=model.norm_epsilon,
     )
+
+
+def plain_norm(model: Model) -> Norm:
+    """RMSNorm without weights."""
+    return Norm(scale=None, bias=None, offset=0.0, epsilon=model.norm_epsilon)
 
 
 def norms_around(model: Model, part: str) -> tuple[Norm | None, Norm | None]:

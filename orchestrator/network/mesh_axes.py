@@ -57,6 +57,7 @@ LOGICAL_AXES: dict[str, tuple[str, ...]] = {
     "choices": (),  # experts of one token
     # weights
     "layers": (),
+    "layer_scale": (),
     # d_model of matrices: stored split, gathered for use. Each device first gets its own part from
     # the other slices, so these parts are neighbours: `fsdp_dcn` is innermost.
     "embed": ("expert", "fsdp", "sequence", "fsdp_dcn"),
@@ -72,13 +73,16 @@ LOGICAL_AXES: dict[str, tuple[str, ...]] = {
     "nope_dim": (),
     # both
     "heads": ("tensor",),
+    "global_kv_heads": ("tensor",),  # of global layers, if they have another number
     "kv_heads": ("tensor",),  # copied where `tensor` has more devices than there are kv heads
     "head_dim": (),
+    "global_head_dim": (),
     "value_dim": (),  # of a head of values, where it is not that of queries
     "ff": ("tensor",),
     "expert_ff": ("tensor",),
     "shared_ff": ("tensor",),
     "vocab": ("tensor",),
+    "positions": ("tensor",),  # that have a learned vector
 }
 GATHERED = "embed"
 GATHERED_OF_EXPERTS = "expert_embed"
@@ -86,7 +90,7 @@ GATHERED_AXES = (GATHERED, GATHERED_OF_EXPERTS, "query_rank", "kv_rank")  # one 
 COPIED = "kv_heads"
 PADDED = "vocab"  # filled up with rows that no token has, where the mesh does not divide it
 _PADDED_TO = 128  # rows on each device, of which a padded table has a multiple
-HEADS = ("head_dim", "value_dim")
+HEADS = ("head_dim", "global_head_dim", "value_dim")
 
 AXES = tuple(axis.name for axis in _MESH_AXES)
 DCN_AXES = tuple(axis.name for axis in _MESH_AXES if axis.links == ("dcn",))

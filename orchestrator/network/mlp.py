@@ -1,6 +1,8 @@
 """The MLP of a block: matmuls to d_ff, an activation function, and a matmul back."""
 
+from dataclasses import replace
 from math import ceil
+from typing import Any
 
 from orchestrator.network.description import (
     MLP,
@@ -10,7 +12,9 @@ from orchestrator.network.description import (
     Tensor,
     Weight,
     bias_of,
+    norm,
     norms_around,
+    plain_norm,
 )
 from orchestrator.network.mesh_axes import GATHERED, GATHERED_OF_EXPERTS
 from orchestrator.values.model import Activation, MixtureOfExperts, Model
@@ -111,6 +115,27 @@ def mixture(model: Model, stream: Tensor, residual_scale: float) -> Mixture:
     scored = (Dimension("routed_experts", moe.experts),)
     router, bias_name = Dimension(GATHERED, model.d_model), "mlp.gate.e_score_correction_bias"
     balance = Weight(BALANCE_BIAS, scored, None, bias_name, start=0.0)
+    own: dict[str, Any] = {}
+    if moe.with_mlp:
+        # The mixture and the MLP see the stream, each through a norm of its own; so does the
+        # router, whose norm has no weights but a scale of its input and of each expert's share.
+        of_experts, added, after_mlp = (
+            norm(model, name, f"{side}_feedforward_layernorm_{number}", residual)
+            for name, side, number in (
+                ("experts_norm", "pre", 2),
+                ("experts_after_norm", "post", 2),
+                ("shared_after_norm", "post", 1),
+            )
+        )
+        own["shared"] = replace(mlp(model, stream, residual_scale), before=before, after=after_mlp)
+        own["own_norms"] = of_experts, added, plain_norm(model)
+        own["router_scales"] = (
+            Weight("router_scale", (residual,), None, "router.scale"),
+            Weight("expert_scale", scored, None, "router.per_expert_scale"),
+        )
+        before = None
+    elif moe.shared_experts:
+        own["shared"] = mlp(model, stream, residual_scale, shared)
     return Mixture(
         before=before,
         after=after,
@@ -126,5 +151,5 @@ def mixture(model: Model, stream: Tensor, residual_scale: float) -> Mixture:
             bias=bias_of("router", scored, "mlp.gate") if moe.router_bias else None,
         ),
         balance=balance if moe.balance_bias is not None else None,
-        shared=mlp(model, stream, residual_scale, shared) if moe.shared_experts else None,
+        **own,
     )

@@ -8,6 +8,7 @@ checkpoint has a matrix for each, but for gpt-oss, whose arrays have all experts
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Literal
 
 import numpy as np
 
@@ -16,18 +17,31 @@ from orchestrator.network.description import LatentAttention, Network, Stack, We
 from orchestrator.network.mlp import CHOICES, EXPERTS
 
 # The ends of names that are published without `.weight`.
-_WHOLE_NAMES = (".bias", ".sinks", "_bias", "mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+_WHOLE_NAMES = (
+    ".bias", ".sinks", "_bias", ".layer_scalar", "router.scale", "router.per_expert_scale",
+    "experts.gate_up_proj", "experts.down_proj",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _Naming:
-    """Where an architecture's names differ from Llama's: `other` by Llama's, `joined` for matrices
-    with the rows of several. `stacks_experts`: an array has the weights of all experts.
+    """Where the names of an architecture differ from Llama's.
+
+    `other` has their names by Llama's, `joined` the matrices that hold the rows of several others.
+    `stacks_experts` says that an array has the weights of all experts, gates and other inputs in
+    turns or one after another. Matrices `inputs_first` have inputs as rows.
     """
 
     other: Mapping[str, str] = field(default_factory=dict)
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    stacks_experts: bool = False
+    stacks_experts: Literal["", "in_turns", "apart"] = ""
+    inputs_first: bool = False
+
+    def name(self, published: str, prefix: str = "") -> str:
+        """The whole name of a weight; a bias is called as its matrix or norm is."""
+        stem = published.removesuffix(".bias")
+        found = self.other.get(published) or self.other.get(stem, stem) + published[len(stem) :]
+        return _full_name(prefix + found)
 
 
 _LLAMA = _Naming()
@@ -52,7 +66,34 @@ _NAMINGS = {
             "mlp.experts.{expert}.up_proj.bias": "mlp.experts.gate_up_proj_bias",
             "mlp.experts.{expert}.down_proj.bias": "mlp.experts.down_proj_bias",
         },
-        stacks_experts=True,
+        stacks_experts="in_turns",
+    ),
+    "gemma4_text": _Naming(
+        other={
+            "mlp.gate": "router.proj",
+            "mlp.experts.{expert}.gate_proj": "experts.gate_up_proj",
+            "mlp.experts.{expert}.up_proj": "experts.gate_up_proj",
+            "mlp.experts.{expert}.down_proj": "experts.down_proj",
+        },
+        stacks_experts="apart",
+    ),
+    "gpt2": _Naming(
+        other={
+            PUBLISHED_LAYER: "transformer.h.{layer}.",
+            "model.embed_tokens": "transformer.wte",
+            "model.embed_positions": "transformer.wpe",
+            "model.norm": "transformer.ln_f",
+            "input_layernorm": "ln_1",
+            "post_attention_layernorm": "ln_2",
+            "self_attn.o_proj": "attn.c_proj",
+            "mlp.up_proj": "mlp.c_fc",
+            "mlp.down_proj": "mlp.c_proj",
+        },
+        joined={
+            f"attn.c_attn.{kind}": tuple(f"self_attn.{name}_proj.{kind}" for name in "qkv")
+            for kind in ("weight", "bias")
+        },
+        inputs_first=True,
     ),
     "phi3": _Naming(
         joined={
@@ -132,19 +173,20 @@ def published_weights(network: Network, model_type: str) -> list[PublishedWeight
     for table in network.tables:
         shape = tuple(dimension.size for dimension in table.dimensions)
         axes = _axis_of(shape, (0,)), _axis_of(shape, (1,))
-        found.append(PublishedWeight((table.name,), _full_name(table.published), shape, axes))
-    found += [_vector((weight.name,), weight) for weight in network.norm.weights]
+        found.append(PublishedWeight((table.name,), naming.name(table.published), shape, axes))
+    norms = network.norm.weights
+    found += [_vector((scale.name,), scale, naming.name(scale.published)) for scale in norms]
     for stack in network.stacks:
         found += _joined(naming, list(_stack(naming, stack)))
     return found
 
 
 def _vector(
-    path: tuple[str, ...], weight: Weight, name: str = "", layers: range | None = None
+    path: tuple[str, ...], weight: Weight, name: str, layers: range | None = None
 ) -> PublishedWeight:
     shape = tuple(dimension.size for dimension in weight.dimensions)
     axes = (_axis_of(shape, tuple(range(len(shape)))),)
-    return PublishedWeight(path, _full_name(name or weight.published), shape, axes, layers)
+    return PublishedWeight(path, name, shape, axes, layers)
 
 
 def _stack(naming: _Naming, stack: Stack) -> Iterator[PublishedWeight]:
@@ -154,18 +196,22 @@ def _stack(naming: _Naming, stack: Stack) -> Iterator[PublishedWeight]:
         for part in stack.block.sublayers
         for matmul in part.matmuls
     }
-    attention = stack.block.attention
+    attention, prefix = stack.block.attention, naming.other.get(PUBLISHED_LAYER, PUBLISHED_LAYER)
     for weight in stack.block.weights:
-        path = (stack.name, weight.name)
-        name = _full_name(PUBLISHED_LAYER + naming.other.get(weight.published, weight.published))
+        path, name = (stack.name, weight.name), naming.name(weight.published, prefix)
         if weight.dimensions[0].axis == EXPERTS and naming.stacks_experts:
-            # A weight of all experts in one array, with its inputs before its outputs. Where that
-            # has their gates too, gates and other inputs take turns.
+            # A weight of all experts in one array, with its inputs before its outputs if gates and
+            # other inputs take turns in it, and after them if these follow gates.
             shape = tuple(dimension.size for dimension in weight.dimensions)
             axes = [_axis_of(shape, (place,)) for place in range(len(shape))]
             if "gate_up" in name:
-                first, width = int("gate" not in weight.name), 2 * shape[-1]
-                axes[-1] = replace(axes[-1], size=width, order=range(first, width, 2))
+                second, width = int("gate" not in weight.name), 2 * shape[-1]
+                order = range(second, width, 2)
+                if naming.stacks_experts == "apart":
+                    order = range(second * shape[-1], (second + 1) * shape[-1])
+                axes[-1] = replace(axes[-1], size=width, order=order)
+            if naming.stacks_experts == "apart" and len(shape) > 2:
+                axes[1:] = axes[:0:-1]
             yield PublishedWeight(path, name, shape, tuple(axes), stack.layers)
         elif weight not in outputs:
             yield _vector(path, weight, name, stack.layers)
@@ -190,7 +236,7 @@ def _of_latents(attention: LatentAttention, weight: PublishedWeight) -> Publishe
     rows, *columns = weight.axes
     nope, last = attention.nope, rows.sizes[-1]
     latent = attention.kv_latent_norm.weights[0].dimensions[0].size
-    turned = attention.rotary.width
+    turned = attention.latents[-1].output.width
     if name == "query":
         pairs = tuple(nope + place for place in _neighbours(turned))
         rows = replace(rows, order=(*range(nope), *pairs))
@@ -213,16 +259,18 @@ def _neighbours(width: int) -> tuple[int, ...]:
 def _joined(naming: _Naming, weights: list[PublishedWeight]) -> list[PublishedWeight]:
     """The same weights, those that are published as one matrix at their rows of it."""
     by_path = {weight.path: weight for weight in weights}
-    of_name = {weight.name: weight for weight in weights}
+    of_name, prefix = {weight.name: weight for weight in weights}, naming.other.get(PUBLISHED_LAYER)
     for theirs, ours in naming.joined.items():
-        parts = [of_name[_full_name(PUBLISHED_LAYER + name)] for name in ours]
+        parts = [of_name[_full_name((prefix or PUBLISHED_LAYER) + name)] for name in ours]
         first, total = 0, sum(part.axes[0].size for part in parts)
         for part in parts:
             rows, *columns = part.axes
             whole = replace(rows, size=total, first=first)
-            name = _full_name(PUBLISHED_LAYER + theirs)
+            name = _full_name((prefix or PUBLISHED_LAYER) + theirs)
             by_path[part.path] = replace(part, name=name, axes=(whole, *columns))
             first += rows.size
+    if naming.inputs_first:
+        return [replace(weight, axes=weight.axes[::-1]) for weight in by_path.values()]
     return list(by_path.values())
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from orchestrator.network.description import Block, LatentAttention, Stack, Weight
+from orchestrator.network.description import Block, LatentAttention, Mixture, Stack, Weight
 from orchestrator.network.mesh_axes import (
     COPIED,
     GATHERED,
@@ -276,6 +276,9 @@ def _stream_exchanges(layout: Training) -> list[Exchange]:
     """The residual stream, or latents in its place, by position over `tensor`, around sublayers."""
     axes, d_model = GROUPS["tensor"], layout.model.d_model
 
+    def has_mlp_apart(block: Block) -> bool:
+        return isinstance(block.mlp, Mixture) and bool(block.mlp.own_norms)
+
     def not_again(block: Block) -> Number:
         """Inputs that the backward pass does not gather again, over the width of the stream."""
         attention = block.attention
@@ -303,10 +306,13 @@ def _stream_exchanges(layout: Training) -> list[Exchange]:
             (_Part(stream, streams),), layout.activation_type,
         )  # fmt: skip
 
-    scatters = _OUTPUT_SCATTERS * sublayers + repeated
+    # A mixture and the MLP next to it are summed each by itself, before their norms.
+    apart = layout.over_layers(lambda block: int(has_mlp_apart(block)))
+    results = sublayers + apart
+    scatters = _OUTPUT_SCATTERS * results + repeated
     return [
         exchange("activation_gather", "residual gather", _GATHER, _INPUT_GATHERS,
-                 _OUTPUT_GATHERS * sublayers, layout.over_layers(not_again)),
+                 _OUTPUT_GATHERS * results, layout.over_layers(not_again)),
         exchange("activation_scatter", "residual scatter", _SCATTER, _INPUT_SCATTERS, scatters),
     ]  # fmt: skip
 
@@ -364,6 +370,10 @@ def _weight_exchanges(layout: Training) -> list[Exchange]:
         exchange("table gather", of_table, table, passes, ENDS, inside, axes)
         exchange("gradient scatter", of_block, blocks, block_passes, 1, inside, axes)
         exchange("table gradient scatter", of_table, table, passes, sums, inside, axes)
+        if network.positions:
+            learned, shown = [(layout.position_elements, passes)], "d_model x positions / tensor"
+            exchange("position gather", shown, learned, passes, 1, inside, axes)
+            exchange("position gradient scatter", shown, learned, passes, 1, inside, axes)
     for axes in (apart, SHARED_OVER_DCN) if experts else ():
         formula = "experts / expert / tensor"
         exchange("expert gather", formula, experts, expert_passes, _WEIGHT_GATHERS, apart, axes)

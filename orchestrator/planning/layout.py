@@ -221,6 +221,11 @@ class Layout(Value):
     def table_elements(self) -> Number:
         return self.elements(self.network.embedding)
 
+    @property
+    def position_elements(self) -> Number:
+        """Elements of the table of learned positions, zero without one."""
+        return self.elements(self.network.positions) if self.network.positions else 0
+
     @cached_property
     def table_padding_elements(self) -> Number:
         """Elements of a table that no token has: zero where the mesh divides the vocabulary."""
@@ -235,7 +240,7 @@ class Layout(Value):
 
     @cached_property
     def owned_elements(self) -> Number:
-        tables = len(self.network.tables) * self.table_elements
+        tables = sum(map(self.elements, self.network.tables))
         routed = self.over_layers(self.routed_elements)
         others = (self.layer_elements - routed + tables) / self.ways(GATHERED)
         return others + routed / self.ways(GATHERED_OF_EXPERTS) + self.vector_elements

@@ -297,8 +297,8 @@ def _wide_statistics(layout: Training, block: Block) -> Number:
 def _attention_bytes(layout: Training, block: Block) -> Number:
     """What the attention kernel reads and writes in one layer, keys and values of all positions."""
     attention = block.attention
-    read = sum(layout.stored_tensor_elements(matmul.output) for matmul in attention.inputs)
     gathered = sum(layout.stored_tensor_elements(tensor) for tensor in attention.whole)
+    read = layout.stored_tensor_elements(attention.queries) + gathered
     written = layout.stored_tensor_elements(attention.result)
     others = gathered * (layout.ways("length") - 1)
     tensors = layout.compute_bytes * (read + others + written)
@@ -354,7 +354,8 @@ def _resting_lines(layout: Training) -> list[LedgerLine]:
     """State that a device holds all through the step; copies and padding have their own lines."""
     split = layout.ways(GATHERED)
     copied = layout.copied_heads * layout.layer_elements_of_a_head / split
-    filled = len(layout.network.tables) * layout.table_padding_elements / split
+    words = [table for table in layout.network.tables if table is not layout.network.positions]
+    filled = len(words) * layout.table_padding_elements / split
     own = layout.stored_parameter_elements - copied - filled
     parameter, moments = layout.parameter_bytes, layout.moment_bytes
     sums = ACCUMULATION_BYTES * (layout.microbatches > 1)

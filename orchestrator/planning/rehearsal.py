@@ -212,6 +212,9 @@ def _model(plan: Plan, mesh: dict[str, int]) -> Model:
         "heads": heads,
         "kv_heads": kv_heads,
         "head_dim": _HEAD_DIM,
+        "global_head_dim": full.global_head_dim and 2 * _HEAD_DIM,
+        "global_kv_heads": full.global_kv_heads
+        and next(count for count in (kv_heads, heads) if count % tensor == 0),
         "vocab": _multiple(full.vocab * scale, lcm(ways(mesh, "vocab"), 64)),
         "name": f"{full.name[:_LONGEST_NAME]}{_SMALLER}",
         "latent": full.latent and _latent(full, full.latent, d_model, mesh),

@@ -244,7 +244,7 @@ def row_moves(layout: Training) -> Number:
 def _touched_elements(layout: Training, block: Block) -> Number:
     """Elements of a token that a block's operations between its matmuls read and write."""
     attention, mlp = block.attention, block.mlp
-    query, key, _ = (matmul.output for matmul in attention.inputs)
+    query, key = (matmul.output for matmul in attention.inputs[:2])
     around = sum(1 for part in block.sublayers for norm in (part.before, part.after) if norm)
     touches = _NORM_TOUCHES * around + _ADDITION_TOUCHES * len(block.sublayers)
     stream = touches * layout.model.d_model / layout.devices_along(GROUPS["tensor"])
@@ -256,8 +256,11 @@ def _touched_elements(layout: Training, block: Block) -> Number:
     if isinstance(attention, LatentAttention):
         stream += _NORM_TOUCHES * attention.latent_width / layout.devices_along(GROUPS["tensor"])
     heads = layout.size(query.dimensions[0]) + layout.size(key.dimensions[0])
+    turned = _ROTATION_TOUCHES * (attention.rotary is not None)
     inside = _NORM_TOUCHES * (attention.query_norm is not None)
-    rotated = (_ROTATION_TOUCHES + inside) * layout.model.head_dim * heads
+    rotated = (turned + inside) * query.dimensions[-1].size * heads
+    if attention.value_norm is not None:
+        rotated += _NORM_TOUCHES * _width(layout, attention.whole[-1])
     return sum(
         (FORWARD_AND_BACKWARD + layout.remat.share(repeated.name, "recompute")) * elements
         for elements, repeated in (

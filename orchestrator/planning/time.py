@@ -119,7 +119,7 @@ def math_lines(layout: Training) -> list[LedgerLine]:
 def _hbm_lines(layout: Training) -> list[LedgerLine]:
     """Traffic that no fusion avoids: weights, kept activations, and the optimizer's state."""
     rate = layout.chip.hbm_bytes_per_s
-    weights = layout.layer_elements + ENDS * layout.table_elements
+    weights = layout.layer_elements + ENDS * layout.table_elements + layout.position_elements
     # Two gathers write the weights and matmuls read them; their gradient is written and read.
     touched = 4 * layout.compute_bytes + 2 * layout.gradient_bytes
     # The update reads and writes parameters and moments, and reads the fp32 gradient.

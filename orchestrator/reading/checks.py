@@ -20,7 +20,11 @@ _Values = dict[str, Any]
 SHAPE_KEYS = ("heads", "kv_heads", "head_dim")
 _LATENT_KEYS = ("kv_rank", "nope_dim", "rope_dim", "value_dim")
 _MIXTURE_KEYS = ("experts", "top_k", "groups", "top_groups", "dense_layers", "every")
-_WITHOUT_LATENT = {"qkv_bias": False, "qk_norm": "none", "rotary_share": 1.0}  # and its values
+_WITHOUT_LATENT = {
+    "qkv_bias": False, "qk_norm": "none", "rotary_share": 1.0, "global_head_dim": None,
+    "global_kv_heads": None, "global_rotary_share": None, "learned_positions": None,
+    "keys_as_values": False, "value_norm": False,
+}  # fmt: skip  # and its values
 _PLUGINS = (
     ("run.trainer", "trainer", plugins.trainer_entry_point),
     ("cluster.backend", "backend", plugins.backend_entry_point),
@@ -180,6 +184,7 @@ def _check_model(spec: SpecInstance) -> None:
     _report(spec, key, shape_faults(*sizes))
     if not isinstance(model, dict):
         return
+    _report(spec, key, _global_faults(model))
     if isinstance(model.get("latent"), dict):
         latent = {name: spec[f"{key}.latent.{name}"] for name in _LATENT_KEYS}
         if None not in latent.values():
@@ -193,6 +198,25 @@ def _check_model(spec: SpecInstance) -> None:
         if None not in mixture.values():
             faults = mixture_faults(MixtureOfExperts(**mixture), model.get("layers"))
             _report(spec, f"{key}.moe", faults)
+
+
+def _global_faults(model: _Values) -> Iterator[Fault]:
+    """Yield what is wrong with the sizes of global layers, or of an MLP next to experts."""
+    heads, kv_heads, moe = model.get("heads"), model.get("global_kv_heads"), model.get("moe")
+    if heads and kv_heads and heads % kv_heads:
+        near = max(n for n in range(1, kv_heads) if heads % n == 0)
+        message = f"is {kv_heads}, must divide the {heads} heads"
+        hint = f"for example global_kv_heads: {near}"
+        yield "global_kv_heads", "heads-not-divisible", message, hint
+    if (width := model.get("global_head_dim")) and width % 2:
+        yield "global_head_dim", *_odd("global_head_dim", width)
+    if isinstance(moe, dict) and moe.get("with_mlp"):
+        if model.get("norm_placement") != "both":
+            message = "must be both where a mixture has an MLP next to it"
+            yield "norm_placement", "mlp-needs-norms", message, "norm_placement: both"
+        if moe.get("shared_experts"):
+            message = "must be left out where a mixture has an MLP next to it"
+            yield "moe.shared_experts", "two-shared-mlps", message, "leave it out, or with_mlp"
 
 
 def shape_faults(heads: int | None, kv_heads: int | None, head_dim: int | None) -> Iterator[Fault]:

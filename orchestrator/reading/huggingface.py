@@ -44,7 +44,7 @@ def _text_model(source: SpecText, name: str | None) -> Model:
     """Return the model of a config.json's text; `SpecProblems` says why not."""
     config = _Config(source)
     family = config.family()
-    config.enter(family.section)
+    config.enter(family)
     config.check_keys(family)
     shape = config.shape(family)
     if config.problems:
@@ -58,6 +58,7 @@ class _Config:
     def __init__(self, source: SpecText) -> None:
         self.values = _json(source)
         root, self.problems = parse(source)
+        self._names: dict[str, str] = {}  # the family's own names, by those of all families
         self._root = root if isinstance(root, Mapping) else Mapping(root.place)
         if not isinstance(self.values, dict):
             message = "is not a JSON object, must be a config.json"
@@ -80,12 +81,16 @@ class _Config:
         self._report(key, "config-family", message, f"{_AS_MAPPING} to plan one of that shape")
         raise SpecProblems(self.problems)
 
-    def enter(self, section: str) -> None:
-        """Go on with a section of the config, where it describes the text model."""
-        entry = self._root.entries.get(section)
-        if entry is None or not isinstance(self.values.get(section), dict):
+    def enter(self, family: Family) -> None:
+        """Go on with the section of the config that describes the text model, if there is one, and
+        with the names that all families have.
+        """
+        self._names = {name: own for own, name in family.names.items()}
+        self.values = {family.names.get(key, key): value for key, value in self.values.items()}
+        entry = self._root.entries.get(family.section)
+        if entry is None or not isinstance(self.values.get(family.section), dict):
             return
-        self.values = self.values[section]
+        self.values = self.values[family.section]
         if isinstance(entry.node, Mapping):
             self._root = entry.node
 
@@ -95,8 +100,10 @@ class _Config:
         known |= {*family.keys, *family.harmless}
         known |= {*family.experts.keys, *family.experts.choices} if family.experts else set()
         known |= families.LATENT_KEYS.keys() if family.latent else set()
+        known |= {family.experts.switch} if family.experts else set()
         fixed = families.FIXED | family.fixed
-        for key, value in self.values.items():
+        usual = {key: family.defaults[key] for key in fixed.keys() & family.defaults.keys()}
+        for key, value in (usual | self.values).items():
             if key in fixed and value is not None:
                 only, why = fixed[key]
                 if value != only:
@@ -110,6 +117,8 @@ class _Config:
         values = self._values(family)
         heads, width = values.get("num_attention_heads"), values.get("hidden_size")
         values.setdefault("num_key_value_heads", heads)
+        if family.mlp_width and type(width) is int:
+            values.setdefault("intermediate_size", family.mlp_width * width)
         latent = self._latent() if family.latent else None
         if latent is not None:
             values["head_dim"] = latent.head_dim
@@ -206,7 +215,7 @@ class _Config:
     def _experts(self, family: Family, fields: dict[str, Any]) -> dict[str, Any]:
         """Return the mixture of experts, where the family has one."""
         kind = family.experts
-        if kind is None:
+        if kind is None or (kind.switch and not self.values.get(kind.switch)):
             return {}
         known = {*kind.keys, *kind.choices}
         said = {key: self.values[key] for key in known if self.values.get(key) is not None}
@@ -247,7 +256,11 @@ class _Config:
     def _rope(self, family: Family) -> dict[str, Any]:
         """Return how RoPE is stretched, and bases that a newer config has elsewhere."""
         try:
-            return families.rope_of(self.values, scales_scores=family.latent)
+            fields = families.rope_of(self.values, scales_scores=family.latent)
+            # What a config says of global layers is all of it.
+            if fields and "global_rotary_share" in family.own:
+                fields.setdefault("global_rotary_share", 1.0)
+            return fields
         except families.Unserved as refusal:
             expected = f"null or one of {', '.join(families.SCALINGS)} with their own keys"
             message = f"is {_shown(refusal.value)}, must be {expected}"
@@ -265,6 +278,7 @@ class _Config:
         self._report(key, "config-fixed", message, f"for example {_shown(key)}: {expected}")
 
     def _report(self, key: str, code: str, message: str, hint: str | Correction) -> None:
+        key = self._names.get(key, key)
         entry = self._root.entries.get(key)
         place = entry.key_place if entry else self._root.place
         self.problems.append(place.problem(code, key, message, hint))
@@ -317,6 +331,12 @@ def config_of(model: Model, length: int, dtype: str) -> dict[str, Any]:
             "torch_dtype": _TYPES[dtype],
             **_values_of(family, model),
         }
+        fixed = families.FIXED | family.fixed
+        config |= {key: fixed[key][0] for key in fixed.keys() & family.defaults.keys()}
+        if family.names:  # heads are as wide as the stream divided by them
+            theirs = {name: own for own, name in family.names.items()}
+            kept = config.keys() - {"head_dim", "num_key_value_heads", "hidden_act", "rope_theta"}
+            config = {theirs.get(k, k): value for k, value in config.items() if k in kept}
         text = tuple(json.dumps(config, indent=2).split("\n"))
         if _describes(SpecText("config.json", text), model):
             return config
@@ -379,6 +399,7 @@ def _values_of(family: Family, model: Model) -> dict[str, Any]:
     values |= _window_values(family, model)
     if model.moe is not None and family.experts is not None:
         fields = {key: getattr(model.moe, field) for key, field in family.experts.keys.items()}
+        fields |= {family.experts.switch: True} if family.experts.switch else {}
         values |= {key: value for key, value in fields.items() if value is not None}
         for key, words in family.experts.choices.items():
             for word, fields in words.items():
@@ -408,7 +429,13 @@ def _window_values(family: Family, model: Model) -> dict[str, Any]:
         return {}
     if model.window is None:
         return {"sliding_window": None}
-    windows = {"sliding_window": model.window}
+    windows: dict[str, Any] = {"sliding_window": model.window}
+    if "global_rotary_share" in family.own:  # RoPE of each kind of layer
+        theta, share = model.rope_theta, model.global_rotary_share or 1.0
+        of_global = {"rope_type": families.PROPORTIONAL, "partial_rotary_factor": share}
+        of_local = {"rope_type": "default", "rope_theta": model.local_rope_theta or theta}
+        rope = {"full_attention": of_global | {"rope_theta": theta}, "sliding_attention": of_local}
+        windows["rope_parameters"] = rope
     if family.window_pattern == LOCAL and not family.window_switch:
         return windows  # on every layer, whatever a list says
     names = {letter: kind for kind, letter in families.LAYER_TYPES.items()}

@@ -21,6 +21,7 @@ class _ExpertKeys:
     defaults: dict[str, Any] = field(default_factory=dict)
     own: dict[str, Any] = field(default_factory=dict)
     choices: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    switch: str = ""  # the key that says whether there are experts, where not all have them
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,10 @@ class Family:
     harmless: frozenset[str] = frozenset()  # keys that change nothing, only in this family
     # The section of the config that describes the text model, where it describes another as well.
     section: str = ""
+    # Its own names of keys → those of all families; and the MLP's width over the stream's, where
+    # the config leaves it out.
+    names: dict[str, str] = field(default_factory=dict)
+    mlp_width: int = 0
 
 
 _TABLES = tomllib.loads(resource("reading", "huggingface_families.toml").read_text("utf-8"))
@@ -109,6 +114,7 @@ SCALINGS: dict[str, dict[str, str]] = {
     | {key: key for key in ("beta_fast", "beta_slow", "attention_factor", "truncate")},
 }
 GROWTH = ("mscale", "mscale_all_dim")  # of turned numbers, and of all numbers of a head
+PROPORTIONAL = "proportional"  # RoPE of Gemma 4's global layers
 _ROTARY_SHARE = "partial_rotary_factor"
 _NAMES = frozenset({"type", "rope_type", "rope_theta", _ROTARY_SHARE})
 # The newer form by kind of layer → the field of its base.
@@ -178,12 +184,12 @@ def _of_all_layers(
         if not is_positive(theta):
             raise Unserved(key, rope)
         fields[base] = float(theta)
+    kind = rope.get("rope_type", rope.get("type", _PLAIN))
     if (share := rope.get(_ROTARY_SHARE)) is not None:
         if not is_positive(share) or share > 1:
             raise Unserved(key, rope)
-        fields["rotary_share"] = float(share)
-    kind = rope.get("rope_type", rope.get("type", _PLAIN))
-    if kind == _PLAIN and rope.keys() <= _NAMES:
+        fields["global_rotary_share" if kind == PROPORTIONAL else "rotary_share"] = float(share)
+    if kind in (_PLAIN, PROPORTIONAL) and rope.keys() <= _NAMES:
         return fields
     # every key has to be one of its kind
     known = SCALINGS.get(kind, {}) if isinstance(kind, str) else {}

@@ -155,7 +155,8 @@ class SpecInstance:
             yield from (self._unknown((*path, key), known) for key in value if key not in known)
         elif error.validator == "required":
             # a condition inside a mapping demands keys without their schemas
-            whole = schemas.resolved(schema if "properties" in schema else here.schema or {})
+            whole = schema if "properties" in schema else here.schema or {}
+            whole = schemas.alternatives(whole)[schemas.chosen(whole, here.node) or 0]
             yield from _missing(path, here, schema["required"], whole, value)
         elif error.validator == "uniqueItems":
             yield from self._repeated(path, value)

@@ -99,6 +99,8 @@ def spec_of(
     file.values["resources"] |= {"chip": chip.name, "chip_definition": definition}
     spec = _spec(file.values, msgspec.to_builtins(model), overrides)
     # Hosts that train find the files that this machine lacks, and those in buckets.
+    if wrong := [*_position_problems(spec, file)]:
+        raise SpecProblems(wrong)
     if wrong := [*_start_problems(spec, file, folder)] or [*_data_problems(spec, file, folder)]:
         raise SpecProblems(wrong)
     return spec
@@ -124,6 +126,10 @@ def _spec(values: dict[str, Any], model: dict[str, Any], overrides: tuple[str, .
     experiment, resources = dict(values["experiment"]), dict(values["resources"])
     name = schemas.default_of(schemas.schema_field("experiment", "model", "name"))
     experiment["model"] = {"name": name, **model}
+    if latent := model.get("latent"):  # two sizes follow from it
+        head_dim = latent["nope_dim"] + latent["rope_dim"]
+        sizes = {"kv_heads": model["heads"], "head_dim": head_dim}
+        experiment["model"] = sizes | experiment["model"]
     if "stages" in experiment:  # the experiment's own sections are those of the first
         stages = written_out(experiment)
         experiment |= {name: stages[0][name] for name in SECTIONS} | {"stages": stages}
@@ -223,6 +229,17 @@ def places(path: Path, overrides: Sequence[str] = ()) -> Callable[[str], str]:
 
 
 # The files that a run reads: checks of those that this machine has, and which are missing.
+
+
+def _position_problems(spec: Spec, file: SpecInstance) -> Iterator[Problem]:
+    """Yield what is wrong where sequences are longer than the positions that are learned."""
+    experiment, key = spec.experiment, "experiment.batch.length"
+    lengths = [experiment.batch.length, *(stage.batch.length for stage in experiment.stages)]
+    positions, longest = experiment.model.learned_positions, max(lengths)
+    if positions is not None and longest > positions:
+        message = f"is {longest:,}, must be at most the {positions:,} positions that are learned"
+        hint = f"for example length: {positions}"
+        yield file.place(key).problem("too-few-positions", key, message, hint)
 
 
 def _start_problems(spec: Spec, file: SpecInstance, folder: Path) -> Iterator[Problem]:

@@ -158,6 +158,8 @@ def about(
 COMPUTED = Meta(extra_json_schema={"computed": True})
 # A key that a file needs only where it has no stages.
 FROM_STAGES = Meta(extra_json_schema={"unless": "stages"})
+# A key of a model that follows from its latent attention.
+FROM_LATENT = Meta(extra_json_schema={"unless": "latent"})
 
 Name = Annotated[
     str,

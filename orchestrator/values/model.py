@@ -3,10 +3,12 @@
 from typing import Annotated, Literal
 
 from orchestrator.values.codec import (
+    FROM_LATENT,
     Name,
     NonNegativeNumber,
     PositiveInteger,
     PositiveNumber,
+    Share,
     Value,
     about,
 )
@@ -48,6 +50,8 @@ class MixtureOfExperts(Value):
         top_k: The number of experts that a token goes to.
         d_ff: The hidden width of an expert; that of the model's `d_ff` when left out.
         shared_experts: The number of further experts that every token goes to.
+        with_mlp: Whether a mixture has the model's MLP next to it, each with norms of its own, and
+            its router a norm and scales (Gemma 4).
         dense_layers: The number of layers before the first mixture. They have a plain MLP of the
             model's `d_ff`.
         every: The number of layers of which the last is a mixture; others have a plain MLP.
@@ -74,6 +78,7 @@ class MixtureOfExperts(Value):
     top_k: Annotated[int, about(8, ge=1, le=100_000)]
     d_ff: Annotated[PositiveInteger | None, about(1536)] = None
     shared_experts: Annotated[int, about(ge=0, le=1000)] = 0
+    with_mlp: bool = False
     dense_layers: Annotated[int, about(ge=0, le=10_000)] = 0
     every: Annotated[int, about(ge=1, le=10_000)] = 1
     router: Literal["softmax", "sigmoid"] = "softmax"
@@ -90,7 +95,7 @@ class MixtureOfExperts(Value):
     capacity_factor: Annotated[PositiveNumber | None, about(1.25)] = None
 
 
-Activation = Literal["silu", "gelu", "gelu_exact", "relu2", "clamped_swiglu"]
+Activation = Literal["silu", "gelu", "gelu_exact", "relu", "relu2", "clamped_swiglu"]
 
 
 class RopeScaling(Value):
@@ -148,6 +153,9 @@ class Model(Value):
             `rope_scaling` then does not stretch; that of the others when left out.
         rope_scaling: How RoPE is stretched to sequences longer than the first ones.
         rotary_share: The share of a head that RoPE turns, from its begin.
+        learned_positions: The number of positions that have a learned vector each, which is added
+            to word vectors (GPT-3): sequences are no longer. Nothing turns then; RoPE when left
+            out.
         norm: The norm: RMSNorm, or LayerNorm with a bias.
         norm_placement: Where norms are: before attention and MLP (Llama), after them on what they
             add to the stream (OLMo 2), or both (Gemma 2).
@@ -165,8 +173,17 @@ class Model(Value):
             those before it; when left out, every layer sees the whole sequence.
         window_pattern: Which layers have the window, again and again until the last layer: L is
             local, with the window; G is global, without.
+        global_head_dim: The width of a head in global layers; `head_dim` when left out.
+        global_kv_heads: The number of key and value heads of global layers; `kv_heads` when left
+            out. A mesh axis `tensor` divides it.
+        global_rotary_share: The share of a head's pairs that RoPE turns in global layers, the
+            fastest ones (proportional RoPE); `rotary_share` when left out.
+        keys_as_values: Whether values of global layers are their keys, before norm and RoPE.
+        value_norm: Whether each head of values is normalized, without a scale.
+        layer_scale: Whether the stream after a layer is multiplied by a number of that layer, which
+            stays as it starts: at one, or as published.
         latent: Multi-head latent attention in place of grouped-query attention. `kv_heads` is then
-            `heads`, and `head_dim` the sum of `nope_dim` and `rope_dim`.
+            `heads`, and `head_dim` the sum of `nope_dim` and `rope_dim`; both may be left out.
         moe: The mixture of experts in place of the MLP.
         mtp_layers: The number of layers that predict further tokens (multi-token prediction). They
             are neither planned nor trained, and a plan says so.
@@ -177,8 +194,8 @@ class Model(Value):
     d_model: Annotated[int, about(4096, ge=1, le=1_000_000)]
     d_ff: Annotated[int, about(14_336, ge=1, le=10_000_000)]
     heads: Annotated[int, about(32, ge=1, le=10_000)]
-    kv_heads: Annotated[int, about(8, ge=1, le=10_000)]
-    head_dim: Annotated[int, about(128, ge=2, le=10_000)]
+    kv_heads: Annotated[int, about(8, ge=1, le=10_000), FROM_LATENT]
+    head_dim: Annotated[int, about(128, ge=2, le=10_000), FROM_LATENT]
     vocab: Annotated[int, about(128_256, ge=2, le=100_000_000)]
     gated: bool = True
     activation: Annotated[Activation | None, about("silu")] = None
@@ -190,6 +207,7 @@ class Model(Value):
     local_rope_theta: Annotated[PositiveNumber | None, about(10_000.0)] = None
     rope_scaling: RopeScaling | None = None
     rotary_share: Annotated[float, about(0.5, gt=0, le=1)] = 1.0
+    learned_positions: Annotated[PositiveInteger | None, about(2048)] = None
     norm: Literal["rms", "layer"] = "rms"
     norm_placement: Literal["before", "after", "both"] = "before"
     norm_offset: bool = False
@@ -202,6 +220,12 @@ class Model(Value):
     sinks: bool = False
     window: Annotated[PositiveInteger | None, about(1024)] = None
     window_pattern: Annotated[str, about("LLLLLG", pattern="^[LG]+$", max_length=1000)] = "L"
+    global_head_dim: Annotated[PositiveInteger | None, about(512)] = None
+    global_kv_heads: Annotated[PositiveInteger | None, about(4)] = None
+    global_rotary_share: Annotated[Share | None, about(0.25)] = None
+    keys_as_values: bool = False
+    value_norm: bool = False
+    layer_scale: bool = False
     latent: Annotated[
         LatentDimensions | None,
         about({"kv_rank": 512, "nope_dim": 128, "rope_dim": 64, "value_dim": 128}),

@@ -428,11 +428,20 @@ _UNDIGESTED = {
 _DIGESTED_IF_GIVEN = ("chip_definition", "chip_profile", "start", "stage", "stages")
 
 
+# Of the precision, of the model and of its mixture.
+_LATER_KEYS: tuple[tuple[str, ...], ...] = (
+    ("first_moment",),
+    ("learned_positions", "global_head_dim", "global_kv_heads", "global_rotary_share",
+     "keys_as_values", "value_norm", "layer_scale"),
+    ("with_mlp",),
+)  # fmt: skip
+
+
 def plan_digest(plan: Plan) -> str:
     """Return the identity of what will be done, without its name and its forecast."""
     digested = asdict(replace(plan, stages=()))
     digested["stages"] = [stage.digest for stage in plan.stages]
-    _leave_out(digested["precision"])
+    _leave_out(digested)
     absent = {key for key in _DIGESTED_IF_GIVEN if not digested[key]}
     return codec.digest({key: digested[key] for key in digested.keys() - _UNDIGESTED - absent})
 
@@ -442,13 +451,18 @@ def experiment_digest(experiment: spec.Experiment) -> str:
     values = msgspec.to_builtins(experiment)
     if not experiment.stages:
         values.pop("stages", None)
-    _leave_out(values.get("precision", {}))
+    _leave_out(values)
     return codec.digest(values)
 
 
-def _leave_out(precision: dict[str, Any]) -> None:
-    if precision.get("first_moment") is None:
-        precision.pop("first_moment", None)
+def _leave_out(values: dict[str, Any]) -> None:
+    """Remove keys that earlier versions had not, where they change nothing."""
+    model = values.get("model", {})
+    sections = values.get("precision", {}), model, model.get("moe") or {}
+    for section, keys in zip(sections, _LATER_KEYS, strict=True):
+        for key in keys:
+            if not section.get(key):
+                section.pop(key, None)
 
 
 # Why a spec has no plan, and the specs near it that have one.

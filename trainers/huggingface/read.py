@@ -233,6 +233,8 @@ def _text_model(arrays: Mapping[str, Any]) -> dict[str, Any]:
             head = {name: array for name, array in arrays.items() if name.startswith("lm_head.")}
             new = _LAST_MODEL if prefix.startswith(_LAST_MODEL) else ""
             return head | {new + name.removeprefix(prefix): array for name, array in below.items()}
+    if "wte.weight" in arrays:  # GPT-2's own files have no prefix
+        return {f"transformer.{name}": array for name, array in arrays.items()}
     return dict(arrays)
 
 

@@ -102,6 +102,7 @@ _ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "gelu": jax.nn.gelu,
     "gelu_exact": partial(jax.nn.gelu, approximate=False),
+    "relu": jax.nn.relu,
     "relu2": lambda x: jnp.square(jax.nn.relu(x)),
 }
 _CLAMP, _GAIN = 7.0, 1.702  # of gpt-oss
@@ -170,15 +171,18 @@ def _from_stream(
     """All positions of the tensor group: [b, S/s, N/Y, H], [b, S/s, K/Y, H] twice."""
     shards = [layer[matmul.weight.name] for matmul in kind.inputs]  # [D/X, heads of each, H]
     products = _with_biases(kind.inputs, layer, runtime.products(y, shards))
-    q, k, v = map(in_order, products)
+    # Without a matmul of their own, values are keys before their norm and RoPE.
+    q, k, v = (in_order(products[number]) for number in (0, 1, len(products) - 1))
     positions = attention_kernels.own_positions(runtime.plan.batch.length, runtime.ways)
 
     def turned(norm_kind: Norm | None, x: jax.Array, heads: str) -> jax.Array:
         # Each head is normalized by itself, or all heads together.
-        together = norm_kind is not None and len(norm_kind.scale.dimensions) == 2
+        scale = norm_kind.scale if norm_kind else None
+        together = scale is not None and len(scale.dimensions) == 2
         x = norm(norm_kind, layer, x, collectives.mesh_axes(heads) if together else ())
         return _rotate(kind.rotary, x, positions)
 
+    v = norm(kind.value_norm, layer, v)
     return turned(kind.query_norm, q, "heads"), turned(kind.key_norm, k, "kv_heads"), v
 
 
@@ -214,8 +218,10 @@ def _from_latents(
 # Rotary positions: the pairs of a head's vector turn with the position.
 
 
-def _rotate(kind: description.Rotary, x: jax.Array, positions: jax.Array) -> jax.Array:
+def _rotate(kind: description.Rotary | None, x: jax.Array, positions: jax.Array) -> jax.Array:
     """x [b, S/s, heads, H], its first `width` numbers turned: half of them with the other half."""
+    if kind is None:
+        return x
     angles = positions[:, None] * _frequencies(kind)  # [S/s, width / 2]
     cos, sin = (f(angles) * _magnitude(kind.scaling) for f in (jnp.cos, jnp.sin))
     both = jnp.concatenate([cos, cos], axis=-1), jnp.concatenate([-sin, sin], axis=-1)
@@ -253,6 +259,8 @@ def _frequencies(kind: description.Rotary) -> jax.Array:
     """Radians that each pair turns from one position to the next."""
     exponents, scaling = jnp.arange(0, kind.width, 2) / kind.width, kind.scaling
     plain = kind.theta**-exponents
+    if kind.share < 1:  # proportional RoPE: the slower pairs stay
+        plain = jnp.where(np.arange(kind.width // 2) < int(kind.share * kind.width // 2), plain, 0)
     if scaling is None:
         return plain
     # How much of each frequency is stretched: all of it (one), none of it (zero), or a part.

@@ -26,7 +26,7 @@ from orchestrator.values.plan import Plan
 from trainers.llama import collectives
 from trainers.llama.collectives import EXPERT, TENSOR, all_gather, all_reduce, line, reduce_scatter
 from trainers.llama.layers import Runtime, activate
-from trainers.llama.parameters import Parameters
+from trainers.llama.parameters import Parameters, norm
 
 # Which experts a token goes to, with what weights, and what keeps the experts evenly loaded
 
@@ -102,23 +102,38 @@ def mixture(
 ) -> tuple[jax.Array, Routed]:
     """The mixture's addition to the stream. y [b, S/(s Y), D]"""
     x = all_gather(y, TENSOR, 1)  # [b, S/s, D]
+    of_experts, added_by_experts, of_router = kind.own_norms or (None, None, None)
+    routed_x = norm(of_router, layer, x)
+    if kind.router_scales:
+        scale = layer[kind.router_scales[0].name] * x.shape[-1] ** -0.5
+        routed_x = (routed_x * scale).astype(x.dtype)
     router = runtime.gather_matrix(layer["router"], 0)  # [D, E]
     with line("matmul"):
-        logits = jnp.einsum("bsd,de->bse", x, router, preferred_element_type=jnp.float32)
+        logits = jnp.einsum("bsd,de->bse", routed_x, router, preferred_element_type=jnp.float32)
     if kind.router.bias is not None:
         logits = logits + layer[kind.router.bias.name]
     routing = _route(moe, logits, layer.get(BALANCE_BIAS))
-    out, dropped = _chosen_experts(runtime, kind, moe, layer, x, routing)
+    if kind.router_scales:
+        scales = layer[kind.router_scales[1].name][routing.experts]
+        routing = routing._replace(weights=routing.weights * scales)
+    chosen_x = norm(of_experts, layer, x)
+    out, dropped = _chosen_experts(runtime, kind, moe, layer, chosen_x, routing)
+    parts = [(out, added_by_experts)]  # on their way to the stream, with the norm of each
     if kind.shared is not None:
-        # The output of the experts that every token goes to.
+        # The output of the experts that every token goes to, or of the MLP.
         matrices = _gathered_each(runtime.gather_matrix, kind.shared, layer)
-        product = line("matmul")(jnp.matmul)
-        hidden = activate(kind.shared, [product(x, matrix) for matrix in matrices])
+        product, shared_x = line("matmul")(jnp.matmul), norm(kind.shared.before, layer, x)
+        hidden = activate(kind.shared, [product(shared_x, matrix) for matrix in matrices])
         down = runtime.gather_matrix(layer[kind.shared.output.weight.name], 1)
-        out = out + product(hidden, down)
+        of_all = product(hidden, down)
+        if kind.own_norms:
+            parts.append((of_all, kind.shared.after))
+        else:
+            parts = [(out + of_all, None)]
     share = 1 / jax.lax.axis_size(TENSOR)
     routed = Routed(routing.penalty, routing.load, share * dropped)
-    return reduce_scatter(out, TENSOR, 1), routed
+    added = [norm(after, layer, reduce_scatter(part, TENSOR, 1)) for part, after in parts]
+    return sum(added[1:], added[0]), routed
 
 
 def _gathered_each(

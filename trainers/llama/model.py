@@ -100,7 +100,12 @@ def _residual_stream(
 ) -> tuple[jax.Array, Routed | None]:
     """Words [b, S/s] -> the residual stream after the last block [b, S/(s Y), D]."""
     table = runtime.gather_matrix(parameters["embedding"], 1)  # [V/Y, D]
-    x = reduce_scatter(_lookup(table, words), TENSOR, 1)  # [b, S/(s Y), D]
+    x = _lookup(table, words)
+    if runtime.network.positions is not None:
+        learned = runtime.gather_matrix(parameters["positions"], 1)  # [P/Y, D]
+        places = attention_kernels.own_positions(runtime.plan.batch.length, runtime.ways)
+        x = x + _lookup(learned, jnp.broadcast_to(places, words.shape))
+    x = reduce_scatter(x, TENSOR, 1)  # [b, S/(s Y), D]
     if runtime.network.embedding_scale != 1:
         x = (x * runtime.network.embedding_scale).astype(x.dtype)
     routed_layers = []
@@ -159,7 +164,10 @@ def _block(
         added, routed = mixture(runtime, kind.mlp, moe, layer, y)
     else:
         added = mlp(runtime, kind.mlp, layer, y)
-    return x + norm(kind.mlp.after, layer, added), routed
+    x = x + norm(kind.mlp.after, layer, added)
+    if kind.scale is not None:  # no gradient moves it
+        x = x * jax.lax.stop_gradient(layer[kind.scale.name]).astype(x.dtype)
+    return x, routed
 
 
 def _reduced_in_backward(runtime: Runtime, parameters: Parameters, specs: Parameters) -> Parameters:

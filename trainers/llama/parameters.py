@@ -104,8 +104,9 @@ def norm(
     if heads:
         mean_square = jax.lax.pmean(mean_square, heads)
     normed = wide * jax.lax.rsqrt(mean_square + kind.epsilon)
-    scale = weights[kind.scale.name]
-    normed = normed * (scale + kind.offset if kind.offset else scale)
+    if kind.scale is not None:
+        scale = weights[kind.scale.name]
+        normed = normed * (scale + kind.offset if kind.offset else scale)
     if kind.bias is not None:
         normed = normed + weights[kind.bias.name]
     return normed.astype(x.dtype)

@@ -94,7 +94,7 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
             on_each_chip(partial(_evaluate, evaluated), (), P()), out_shardings=replicated
         ),
         published=partial(published_weights, decoder(plan.model)),
-        table_rows={table.name: plan.model.vocab for table in decoder(plan.model).tables},
+        table_rows={table.name: table.dimensions[0].size for table in decoder(plan.model).tables},
         model_flops_per_step=flops.model_flops_per_step(plan.model, plan.batch),
     )
 

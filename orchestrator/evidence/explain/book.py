@@ -71,6 +71,9 @@ def all_inputs(
         ("H", model.head_dim, "head dim"),
         ("V", model.vocab, "vocabulary"),
         ("S_win", model.window, "positions in a window"),
+        ("K_g", model.global_kv_heads, "kv heads of global layers"),
+        ("H_g", model.global_head_dim, "head dim of global layers"),
+        ("S_max", model.learned_positions, "learned positions"),
     ]
     if latent := model.latent:
         shape += [

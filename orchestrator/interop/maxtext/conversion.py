@@ -32,8 +32,8 @@ _MIXTURE_SIZES: dict[str, tuple[str, int]] = TABLES["mixture_sizes"]
 GPT_OSS_MLP, GPT_OSS_LIMIT = ["sigmoid", "linear"], 7
 # Gemma's largest scale scores by the width over the heads, not by the head's own.
 _SCALED_BY_WIDTH = {("gemma2", 46), ("gemma3", 62)}
-_ACTIVATIONS = ("silu", "gelu")
-_MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek")
+_ACTIVATIONS = ("silu", "gelu", "relu")
+_MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek", "gemma4")
 _ONLY_DEEPSEEK = ("shared_experts", "dense_layers", "groups", "top_groups")
 # The length of sequences at first, and how many times longer they become, where no key says it.
 FIRST_LENGTH, LONGER = 4096, 40
@@ -51,6 +51,8 @@ _PLACES = ("device", "offload", "remat")
 _DIGITS = 12  # of a rate that is a share of another
 _ADAM = ("adamw", "adam_pax")  # the same states, and one update of each weight
 OPTIMIZER: dict[str, str] = TABLES["optimizer"]
+GLOBAL_SIZES = {"global_head_dim": "global_head_dim", "global_kv_heads": "global_num_kv_heads"}
+_MLP_OF_GEMMA_4 = ("shared_experts", "gemma4")
 LATENT: dict[str, tuple[str, int]] = TABLES["latent"]
 
 
@@ -194,8 +196,7 @@ def model_of(keys: UsedKeys) -> _Values:
         **_attention(keys, block),
         **_rotary(keys),
     }
-    if block == "deepseek":
-        model |= _latent(keys, model)
+    model |= _of_block(keys, block, model)
     model |= {key: value for key, value in of_block.items() if key != "window_pattern"}
     if (block, model["layers"]) in _SCALED_BY_WIDTH:
         model["attention_scale"] = (model["d_model"] / max(model["heads"], 1)) ** -0.5
@@ -233,9 +234,11 @@ def comparable(model: Model) -> Model:
     moe = model.moe
     if moe is not None:
         width = moe.d_ff or model.d_ff
-        has_mlp = moe.dense_layers > 0 or moe.every > 1
+        has_mlp = moe.dense_layers > 0 or moe.every > 1 or moe.with_mlp
         model = replace(model, d_ff=model.d_ff if has_mlp else width)
         moe = replace(moe, d_ff=width, imbalance=1.0)
+    if model.learned_positions:
+        model = replace(model, rope_theta=1.0)  # nothing turns
     activation = model.activation or ("silu" if model.gated else "gelu")
     return replace(model, name="model", mtp_layers=0, activation=activation, moe=moe)
 
@@ -341,6 +344,29 @@ def _latent(keys: UsedKeys, model: _Values) -> _Values:
     return said
 
 
+def _of_block(keys: UsedKeys, block: str, model: _Values) -> _Values:
+    """Return what only blocks of one kind read: latents, learned positions, global layers."""
+    if block == "deepseek":
+        return _latent(keys, model)
+    if block == "gpt3":
+        positions = keys.whole("trainable_position_size", -1)
+        if positions < 1:
+            why = "must be positive: nothing else tells a gpt3 block its positions"
+            keys.refuse("trainable_position_size", why)
+        return {"learned_positions": positions}
+    if block != "gemma4":
+        return {}
+    said: _Values = {"global_rotary_share": float(keys.number("global_rope_proportion"))}
+    for key, only in (("v_norm_with_scale", False), ("local_rope_proportion", 1)):
+        if keys[key] != only:
+            keys.refuse(key, f"must be {str(only).lower()}: no other is served")
+    for ours, theirs in GLOBAL_SIZES.items():
+        said |= {ours: keys.whole(theirs)} if keys.is_on(theirs) else {}
+    if keys.is_on("global_rope_max_timescale"):
+        said["rope_theta"] = float(keys.number("global_rope_max_timescale"))
+    return said | ({"keys_as_values": True} if keys.is_on("share_kv_projections") else {})
+
+
 def _mixture(keys: UsedKeys, block: str) -> _Values:
     router = keys["routed_score_func"]
     mixture: _Values = {
@@ -354,8 +380,12 @@ def _mixture(keys: UsedKeys, block: str) -> _Values:
         size = keys.whole(theirs, off)
         if size != off:
             mixture[ours] = size
-            if ours in _ONLY_DEEPSEEK and block != "deepseek":
+            if ours in _ONLY_DEEPSEEK and block != "deepseek" and (ours, block) != _MLP_OF_GEMMA_4:
                 keys.refuse(theirs, f"has no effect in a {block} block")
+    if block == "gemma4":
+        mixture["with_mlp"] = True
+        if mixture.pop("shared_experts", 0) != 1:
+            keys.refuse("shared_experts", "must be 1: the MLP next to the mixture")
     keys.accept("norm_topk_prob")  # the softmax of the chosen scores has a sum of one before it
     mixture |= {"router": router} if router else {}
     if block == "gpt_oss":

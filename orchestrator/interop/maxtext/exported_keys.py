@@ -101,6 +101,10 @@ def model_of_plan(plan: Plan) -> Model:
 def _block(model: Model) -> str:
     """Return the block of MaxText that computes such layers."""
     moe = model.moe
+    if model.learned_positions:
+        return "gpt3"
+    if model.value_norm:
+        return "gemma4"
     if model.norm_offset:
         patterns = {"LG": "gemma2", "LLLLLG": "gemma3"}
         return patterns.get(model.window_pattern, "gemma") if model.window else "gemma"
@@ -123,22 +127,30 @@ def _mlp(model: Model, block: str) -> _Keys:
             "mlp_bias": model.moe is not None and model.moe.biases,
         }
     activations = [conversion.comparable(model).activation, *(["linear"] if model.gated else [])]
-    return {"mlp_activations": activations} | ({"mlp_bias": True} if model.mlp_bias else {})
+    bias = {"mlp_bias": True} if model.mlp_bias and block != "gpt3" else {}  # which always has it
+    return {"mlp_activations": activations} | bias
 
 
 def _attention(model: Model, block: str) -> _Keys:
-    in_both = block in ("gemma2", "gemma3")
+    in_both, is_gemma_4 = block in ("gemma2", "gemma3", "gemma4"), block == "gemma4"
     keys: _Keys = {
         "sliding_window_size": model.window,
-        "use_qk_norm": model.qk_norm != "none" and block != "gemma3",
-        "attention_bias": model.qkv_bias,
+        "use_qk_norm": model.qk_norm != "none" and block not in ("gemma3", "gemma4"),
+        "attention_bias": model.qkv_bias and block != "gpt3",
+        "trainable_position_size": model.learned_positions,
+        "share_kv_projections": model.keys_as_values,
+        **{theirs: getattr(model, ours) for ours, theirs in conversion.GLOBAL_SIZES.items()},
         "attention_sink": model.sinks,
         "attn_logits_soft_cap": model.attention_cap,
         "final_logits_soft_cap": model.logit_cap,
         "use_post_attn_norm": in_both,
         "use_post_ffw_norm": in_both,
     }
-    return {"head_dim": model.head_dim} | {key: value for key, value in keys.items() if value}
+    keys = {"head_dim": model.head_dim} | {key: value for key, value in keys.items() if value}
+    share = model.global_rotary_share or 1.0
+    return keys | (
+        {"v_norm_with_scale": False, "global_rope_proportion": share} if is_gemma_4 else {}
+    )
 
 
 def _latent(model: Model) -> _Keys:
@@ -165,6 +177,8 @@ def _latent(model: Model) -> _Keys:
 
 
 def _rope(model: Model) -> _Keys:
+    if model.learned_positions:
+        return {}
     keys: _Keys = {"rope_max_timescale": int(model.rope_theta)}
     if model.local_rope_theta:
         keys["local_rope_max_timescale"] = int(model.local_rope_theta)
@@ -208,6 +222,7 @@ def _mixture(model: Model, block: str) -> _Keys:
         if moe.balance_bias is not None:
             keys |= {"routed_bias": True, "routed_bias_update_rate": moe.balance_bias}
     keys |= {"routed_bias": moe.router_bias} if block == "gpt_oss" else {}
+    keys |= {"shared_experts": 1} if moe.with_mlp else {}
     return keys | ({"capacity_factor": moe.capacity_factor} if moe.capacity_factor else {})
 
 
