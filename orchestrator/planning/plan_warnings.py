@@ -295,7 +295,8 @@ def extrapolation(axis: str, value: float, low: float, high: float) -> str:
 
 def warning_texts(warnings: Iterable[PlanWarning], *, values: bool = True) -> list[str]:
     """Return the sentences of warnings; one for all extrapolations, with or without values."""
-    texts, axes = [], []
+    texts: list[str] = []
+    axes: list[str] = []
     for warning in warnings:
         if warning.code != "extrapolation":
             texts.append(warning.text)
