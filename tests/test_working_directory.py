@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     names = {*sys.stdlib_module_names, *metadata.packages_distributions(), "orchestrator"}
     assert {"random", "typing", "json", "jax", "ray", "mlflow", "numpy", "orchestrator"} <= names
     # A package without a file of its own, such as `google`, gives way to a module in any folder.
-    names -= {"google", "mpl_toolkits"}
+    names -= {"google", "librt", "mpl_toolkits", "opentelemetry", "orbax"}
     for name in filter(str.isidentifier, names):
         (where / f"{name}.py").write_text(TRAP.format(taken=str(where / "taken")))
     shutil.copy(toy.__file__, where / "my_bigram.py")
