@@ -80,6 +80,7 @@ def meeting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in which hosts meet, named to this process as to a driver."""
     folder = tmp_path / "meeting"
     monkeypatch.setenv(VARIABLE, str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # hosts look for no module in their directory
     return folder
 
 
