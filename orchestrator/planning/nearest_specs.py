@@ -195,11 +195,14 @@ def nearest_specs(spec: Spec, *, lacks_memory: bool) -> tuple[Suggestion, ...]:
     ]
     helping: list[Change] = [{key: value} for key, value, helps in steps if helps]
     base: Change = {}
-    budget = _Budget()
+    left = _Budget().left
     for step in ({}, *helping):
         base = {**base, **step}
+        # A step takes half of what is left at most, so that a hopeless one leaves some to others.
+        budget = _Budget(left // 2)
         near = _Nearby(spec, base, lacks_memory, budget)
         found = [*near.planned([{}] if base else []), *chain.from_iterable(k(near) for k in _KINDS)]
+        left -= left // 2 - max(budget.left, 0)
         if found:
             return _worthwhile({each.overrides: each for each in found}.values())
     return ()
