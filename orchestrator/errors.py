@@ -45,7 +45,6 @@ class Usage(SpecError):
 
 
 def refuse_options(options: Mapping[str, object], goes_with: str) -> None:
-    """Refuse the first option that has a value: it goes with something else."""
     for name, value in options.items():
         if value:
             raise Usage(f"{name} goes with {goes_with}")

@@ -117,7 +117,6 @@ def age(age_s: float) -> str:
 
 
 def ago(age_s: float) -> str:
-    """Return when something of an age was: 2 h ago."""
     return f"{age(age_s)} ago"
 
 
@@ -165,7 +164,6 @@ def span(low: str, high: str) -> str:
 
 
 def at_least(low: str) -> str:
-    """Return a bound below which a time or a cost cannot be."""
     return f"at least {low}"
 
 

@@ -1,7 +1,5 @@
-"""Notes: what a person should know, made where its numbers are.
-
-A note stores a code and figures. Its sentence is made of them, by a function that stands next to
-the code that finds it and whose name is the code:
+"""Notes: what a person should know, made where its numbers are. A note stores a code and
+figures. Its sentence is made of them by a function whose name is the code:
 
     @sentence(PlanWarning)
     def few_steps(steps: int) -> str:

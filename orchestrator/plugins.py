@@ -42,7 +42,6 @@ def tracker_entry_point(name: str) -> EntryPoint:
 
 
 def load(kind: str, name: str, built_in: Mapping[str, str]) -> Any:
-    """Return the object with that name, imported."""
     try:
         return _find(kind, name, built_in).load()
     except (ImportError, AttributeError) as error:
@@ -104,7 +103,6 @@ def pinned() -> dict[str, str]:
 
 
 def missing(extra: str) -> list[str]:
-    """Return the packages of an extra that are not installed."""
     return [name for name in PACKAGES[extra] if find_spec(name) is None]
 
 
@@ -116,9 +114,8 @@ def require(extra: str) -> None:
 
 
 def install_command(extra: str) -> str:
-    """Return what installs an extra, from the wheel or folder that pip installed orch from.
-
-    No package index carries this project: where pip left no record, a person names the wheel.
+    """Return what installs an extra, from the wheel or folder that pip installed orch from. No
+    package index carries this project: where pip left no record, a person names the wheel.
     """
     record = metadata.distribution("orch").read_text("direct_url.json")
     origin = json.loads(record)["url"] if record else "file:///PATH/TO/WHEEL"

@@ -116,5 +116,4 @@ def deepen_compiler_stacks(environment: MutableMapping[str, str]) -> None:
 
 
 def resource(*parts: str) -> Path:
-    """Return a file or folder that travels with orch, by its path inside the package."""
     return Path(str(files("orchestrator"))).joinpath(*parts)

@@ -84,8 +84,6 @@ class _Trainer(Protocol):
 
 @dataclass(frozen=True)
 class _BuildFunction:
-    """A function that is named as a trainer."""
-
     name: str
     build: Callable[[Plan, Mesh], Program | jax.stages.Lowered]
 

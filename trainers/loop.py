@@ -138,7 +138,6 @@ def run(program: Program, assignment: Assignment) -> Outcome:
         batches = ResumedData(source, begun_with, sequences, begun, seen)
 
         def inputs(step: int) -> Any:
-            """The batch of a step, and its learning rate if that is an input."""
             batch = place(program, lambda start, stop: batches.batch(step, range(start, stop)))
             return batch, *program.rate(step)
 
@@ -171,8 +170,6 @@ def _compiled(
 
 @dataclass(frozen=True)
 class _Loop:
-    """The steps of one attempt."""
-
     compiled: jax.stages.Compiled
     feed: Prefetched[Any]
     meter: Meter

@@ -83,7 +83,6 @@ def _ring_parts(spans: tuple[TorusSpan, ...], position: int) -> list[tuple[Torus
 @cache
 def _ring_order(*sizes: int) -> tuple[tuple[int, ...], ...]:
     """Return the places of a grid, each a step from the one before, the last a step from the first.
-
     The way goes to and fro through all of the grid except one line across it, and back along that
     line. A grid of one span, or without an even one, has no such way: it then goes from end to end.
     """

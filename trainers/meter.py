@@ -1,7 +1,6 @@
-"""Measure each step, one step late, so that the device never waits for the meter.
-
-A step ends when its metrics can be read: when the next is on the device. Memory is read after an
-attempt's first step, and where the loop pauses: after evaluations, before saves, at the end.
+"""Measure each step, one step late, so that the device never waits for the meter. A step ends when
+its metrics can be read: when the next is on the device. Memory is read after an attempt's first
+step, and where the loop pauses: after evaluations, before saves, at the end.
 """
 
 import math
@@ -53,7 +52,6 @@ class Meter:
         self._last_end = clock()
 
     def add_wait(self, *, data_s: float = 0.0, checkpoint_s: float = 0.0) -> None:
-        """Add what the loop waited for to the step that is measured next."""
         self._data_s += data_s
         self._checkpoint_s += checkpoint_s
 

@@ -135,7 +135,6 @@ def _work(operation: Operation, dtype: Any, head_dim: int, amount: float) -> _Wo
 
 
 def _depths(plan: Plan) -> tuple[int, ...]:
-    """Return one layer, and three quarters of the layers, at least two."""
     return 1, max(2, plan.model.layers * 3 // 4)
 
 

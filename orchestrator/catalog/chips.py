@@ -18,7 +18,6 @@ FOLDER = resource("catalog")
 
 
 def table(name: str) -> dict[str, Any]:
-    """Return the content of one TOML file of the catalog, named relative to its folder."""
     with (FOLDER / name).open("rb") as file:
         return tomllib.load(file)
 
@@ -37,11 +36,10 @@ class Quantity(Value):
 
 
 class _Slices(Value):
-    """Which slices of a chip exist, which of their axes close, and what they are called.
-
-    The slices are those `listed`, and any box of whole cubes of edge `cube` that the pod holds.
-    With a `cube`, the axes of a box of cubes close; else those of length `ring` do, if any.
-    A name like v5p-128 is one of `names` and a count, of which a chip has `named_per_chip`.
+    """Which slices of a chip exist, which of their axes close, and what they are called. The slices
+    are those `listed`, and any box of whole cubes of edge `cube` that the pod holds. With a `cube`,
+    the axes of a box of cubes close; else those of length `ring` do, if any. A name like v5p-128 is
+    one of `names` and a count, of which a chip has `named_per_chip`.
     """
 
     source: _Name
@@ -100,23 +98,19 @@ class FailureRates(Value):
 
 
 class Chip(Value):
-    """One accelerator. Rates and sizes are per chip, except `hbm_usable_bytes`: per device.
-
-    Every rate of a link is one direction. `ici_link_bytes_per_s` is one link, and every torus axis
-    has two links a chip. A `switched` chip (a GPU in its NVLink domain) has one all-to-all axis
-    instead of a torus, and `ici_link_bytes_per_s` is then all its links together.
-    `host_bytes` is the memory of a host over its chips.
-    `die_link_bytes_per_s` joins the devices of a chip that is more than one device.
-    `dollars_per_hour` is on demand, reserved that with a commitment of one year; spot slices can be
-    taken away at any time.
-    A slice of up to `single_host_chips` has one host; the hosts of a larger one have
-    `chips_per_host` each. `layout_source` holds for both, for `devices` and for `torus_axes`.
-    `device_kinds` are what JAX calls its devices, by one version or another; `ray`, `libtpu` and
-    `gke` are its names there, None where it lacks them.
-    `matrix_unit` is the edge of the array that multiplies matrices, where it is one. `clock_hz` is
-    what the TPU compiler's estimates of cycles are over.
-    `failures` are None where nothing is known or assumed of them.
-    `book` has the numbers of "How To Scale Your Model", each under its own name.
+    """One accelerator. Rates and sizes are per chip, except `hbm_usable_bytes`: per device. Every
+    rate of a link is one direction. `ici_link_bytes_per_s` is one link, and every torus axis has
+    two links a chip. A `switched` chip (a GPU in its NVLink domain) has one all-to-all axis instead
+    of a torus, and `ici_link_bytes_per_s` is then all its links together. `host_bytes` is the
+    memory of a host over its chips. `die_link_bytes_per_s` joins the devices of a chip that is more
+    than one device. `dollars_per_hour` is on demand, reserved that with a commitment of one year;
+    spot slices can be taken away at any time. A slice of up to `single_host_chips` has one host;
+    the hosts of a larger one have `chips_per_host` each. `layout_source` holds for both, for
+    `devices` and for `torus_axes`. `device_kinds` are what JAX calls its devices, by one version or
+    another; `ray`, `libtpu` and `gke` are its names there, None where it lacks them. `matrix_unit`
+    is the edge of the array that multiplies matrices, where it is one. `clock_hz` is what the TPU
+    compiler's estimates of cycles are over. `failures` are None where nothing is known or assumed
+    of them. `book` has the numbers of "How To Scale Your Model", each under its own name.
     """
 
     name: Annotated[str, COMPUTED]
@@ -218,7 +212,6 @@ def model(name: str) -> Model:
 
 
 def model_source(name: str) -> str:
-    """Return the key of the source of a model's shape."""
     source: str = _entry(name)["source"]
     return source
 
@@ -244,5 +237,4 @@ class _Source(Value):
 
 @cache
 def sources() -> dict[str, _Source]:
-    """Return every source that a quantity, a chip or a model names, by its key."""
     return {key: _Source(key=key, **entry) for key, entry in table("sources.toml").items()}

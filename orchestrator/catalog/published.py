@@ -24,24 +24,19 @@ class LearnedConstant(Value):
 
 
 class Range(Value):
-    """The least and the most of something among the published runs."""
-
     low: float
     high: float
 
 
 class Efficiency(Value):
-    """What a kind of chip reaches on each kind of work.
-
-    `matmul` and `attention` are shares of the peak, in (0, 1]. `exposed_gathers` and
-    `exposed_tensor` are the shares of the time of collectives that nothing hides, in [0, 1]: of
-    gathers and scatters of weights and gradients, and of exchanges over `tensor`. A reduction
-    between n slices takes `slice_wait_s`, and `slice_hop_s` for each of its n - 1 hops. `spread` is
-    the half width of the 80 % interval, as the logarithm of a factor, for all but REFERENCE.
-    `ranges` are those of the published runs, by the axes of `plan.extrapolation`.
-
-    Each row of an expert that a device moves takes `row_move_s`; `mixture_spread` is the spread for
-    mixtures.
+    """What a kind of chip reaches on each kind of work. `matmul` and `attention` are shares of the
+    peak, in (0, 1]. `exposed_gathers` and `exposed_tensor` are the shares of the time of
+    collectives that nothing hides, in [0, 1]: of gathers and scatters of weights and gradients, and
+    of exchanges over `tensor`. A reduction between n slices takes `slice_wait_s`, and `slice_hop_s`
+    for each of its n - 1 hops. `spread` is the half width of the 80 % interval, as the logarithm of
+    a factor, for all but REFERENCE. `ranges` are those of the published runs, by the axes of
+    `plan.extrapolation`. Each row of an expert that a device moves takes `row_move_s`;
+    `mixture_spread` is the spread for mixtures.
 
     The others apply only to published runs. Experts' biases take `bias_row_s` for each row, and
     products with masks of rows `mask_products` of the time of others. The older kernel reaches
@@ -103,7 +98,6 @@ def efficiency(chip: str, compute: str = "bf16") -> Efficiency | None:
 
 
 def chip_kind(chip: str, compute: str) -> str:
-    """Return the name of a chip, or of a chip that multiplies in a narrower type."""
     return f"{chip}-{compute}" if compute in {"int8", "fp8"} else chip
 
 
@@ -159,13 +153,11 @@ class PublishedFigure(Value):
 
 @cache
 def questions() -> dict[str, BookQuestion]:
-    """Return all questions, in the order in which they are quoted."""
     return msgspec.convert(table("quotes.toml")["questions"], dict[str, BookQuestion])
 
 
 @cache
 def figures() -> tuple[PublishedFigure, ...]:
-    """Return all figures, in the order in which they are quoted."""
     return msgspec.convert(table("quotes.toml")["figures"], tuple[PublishedFigure, ...])
 
 
@@ -200,8 +192,6 @@ class _CampaignFault(Value):
 
 
 class _Campaign(Value):
-    """The campaign of faults, with its own restarts and hang limit."""
-
     restart_s: float
     hang_limit_s: float
     faults: tuple[_CampaignFault, ...]

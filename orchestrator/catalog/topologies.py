@@ -92,7 +92,6 @@ def _most_cubic(chip: Chip, chips: int) -> _Shape | None:
 
 
 def _shapes(chip: Chip) -> tuple[_Shape, ...]:
-    """Return every slice that exists, smallest first."""
     cube = chip.slices.cube
     boxes = () if cube is None else _boxes(cube, int(chip.pod_chips.value))
     return tuple(sorted({*chip.slices.listed, *boxes}, key=lambda shape: (prod(shape), shape)))

@@ -127,8 +127,6 @@ def run_to_end(driver: "Driver") -> int:
 
 @dataclass
 class Driver:
-    """A run and the backend that carries it out."""
-
     writer: Writer
     backend: Backend
     pods: int | None = None

@@ -103,7 +103,6 @@ def _compare_run(
 
 
 def _reference(plan: Plan) -> tuple[PredictionKind, float]:
-    """Return what a measurement is compared with: the expected step, or the lower bound."""
     step_s = plan.forecast.step_s
     return ("lower", step_s.lower) if step_s.expected is None else ("expected", step_s.expected)
 
@@ -191,7 +190,6 @@ def _known(figures: Floats) -> Floats:
 
 
 def _spread(figures: Floats) -> values.Spread:
-    """Return median, tenth and ninetieth percentile; all the same for a single value."""
     low, middle, high = np.quantile(figures, [0.1, 0.5, 0.9])
     return values.Spread(median=float(middle), low=float(low), high=float(high))
 

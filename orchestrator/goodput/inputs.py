@@ -115,9 +115,7 @@ def _rate(
 
 
 def _detection_s(hosts: int, hang_limit_s: float) -> goodput.Uncertain:
-    """Return the seconds from a failure to the end of its attempt. In a few failures nothing dies:
-    they are detected when no step ends for `hang_limit_s`.
-    """
+    """Return seconds from a failure to its attempt's end; a hang is seen after `hang_limit_s`."""
     known, heartbeat_s = recovery(), goodput.heartbeat_interval_s(hosts, hang_limit_s)
     poll_s, hangs = goodput.poll_interval_s(heartbeat_s) / 2, known.hang_share
     dies = changed(
@@ -136,10 +134,9 @@ def _slice_recovery(
 ) -> tuple[goodput.Uncertain, goodput.Uncertain, float, str]:
     """Return the seconds from a failure until the run has its slices again, on average over all
     failures; the pods that it goes on without; the starts after a failure, which are one, and one
-    more where the run goes on with fewer pods for a while; and the source of a repair's seconds.
-
-    A spare slice takes the place of one that is out. Without one the run waits; if it may go on
-    with fewer pods it waits a minute, and takes the slice back after a save once it is whole.
+    more where the run goes on with fewer pods for a while; and the source of a repair's seconds. A
+    spare slice takes the place of one that is out. Without one the run waits; if it may go on with
+    fewer pods it waits a minute, and takes the slice back after a save once it is whole.
     """
     known, pods = recovery(), resources.pods
     repair, source = _stated(resources.failures.repair_s, known.repair_s)

@@ -38,10 +38,9 @@ _ITERATIONS = 40
 
 class Rhythm(Value):
     """When failures strike at random and undo what is not saved: seconds between them, of a
-    recovery, that a save blocks, and until it counts.
-
-    `missing` is the share of pods that a run goes on without, on average: a step then takes longer.
-    `evaluating` is the share of the time in steps and evaluations that the latter take.
+    recovery, that a save blocks, and until it counts. `missing` is the share of pods that a run
+    goes on without, on average: a step then takes longer. `evaluating` is the share of the time in
+    steps and evaluations that the latter take.
     """
 
     between_failures_s: float
@@ -73,7 +72,6 @@ class Rhythm(Value):
 
     def best_interval_s(self) -> float:
         """The interval with the highest share: the root of x = 1 - exp(-x - w/M) with x = t/M.
-
         Young's sqrt(2 w M) is its first term. A save is over before the next begins.
         """
         between_s = self.between_failures_s

@@ -15,8 +15,6 @@ _LASTING, _SINGLE_STEP = 0.02, 0.2
 
 
 class SoFar(Value):
-    """The progress of a run at `now_s`."""
-
     now_s: float
     running_s: float  # since its first attempt began
     steps_done: int
@@ -135,9 +133,7 @@ class StagePart(Value):
 
 
 def change_s(goodput: GoodputForecast) -> float:
-    """Return the seconds of a change of stages: a save, a compilation (at most a restart), and
-    restoring the state; none where the spec states goodput.
-    """
+    """Seconds of save, compilation (at most a restart) and restore; 0 where goodput is stated."""
     inputs = goodput.inputs
     if goodput.stated:
         return 0.0

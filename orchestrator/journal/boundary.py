@@ -1,6 +1,5 @@
-"""Opens the files of a storage, which anybody may have filled: every access goes through here.
-
-A file is regular, not too large, and no link leads to it. Its path is walked from the root of the
+"""Opens the files of a storage, which anybody may have filled: every access goes through here. A
+file is regular, not too large, and no link leads to it. Its path is walked from the root of the
 file system and each folder is held open, so nobody can put a link there in between. Links above a
 storage are the user's own: `settled` follows them first. Errors are `OSError`s with a plain text.
 """

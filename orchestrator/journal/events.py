@@ -34,11 +34,10 @@ class Submitted(_Event, frozen=True, kw_only=True, tag="submitted"):
 
 
 class Claimed(_Event, frozen=True, kw_only=True, tag="claimed"):
-    """A driver has taken the run, and with it the right to write.
-
-    It sends a heartbeat every `heartbeat_s`. `resumes` means that a person wants the run to go on:
-    its retry budgets start again, and requests up to `settled_requests` no longer count. `adopted`
-    is a checkpoint that the attempt before saved, and that its driver did not come to record.
+    """A driver has taken the run, and with it the right to write. It sends a heartbeat every
+    `heartbeat_s`. `resumes` means that a person wants the run to go on: its retry budgets start
+    again, and requests up to `settled_requests` no longer count. `adopted` is a checkpoint that the
+    attempt before saved, and that its driver did not come to record.
     """
 
     driver: values.ProcessIdentity

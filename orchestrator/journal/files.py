@@ -1,7 +1,6 @@
-"""Where the files of a run are, and access to them: each is written whole or not at all.
-
-A bucket's files are written there first, and read from a copy here. The disk is changed only
-through `os`, so that a test can interrupt each change; others' files are opened through `boundary`.
+"""Where the files of a run are, and access to them: each is written whole or not at all. A bucket's
+files are written there first, and read from a copy here. The disk is changed only through `os`, so
+that a test can interrupt each change; others' files are opened through `boundary`.
 """
 
 import errno
@@ -153,10 +152,9 @@ def _cause(error: OSError) -> str:
 
 
 def write_new(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Create a file, whole or not at all; `FileExistsError` when the name is taken.
-
-    The name is given by a hard link: unlike lock files or O_EXCL with later writes, a link is
-    atomic with its content, also on NFS, and leaves nothing to release when its writer dies.
+    """Create a file, whole or not at all; `FileExistsError` when the name is taken. The name is
+    given by a hard link: unlike lock files or O_EXCL with later writes, a link is atomic with its
+    content, also on NFS, and leaves nothing to release when its writer dies.
     """
     partial = _partial(path)
     with writing(path):

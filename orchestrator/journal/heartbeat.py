@@ -1,6 +1,5 @@
-"""Heartbeats of an attempt's ranks: one small file each, its writer, and a monitor for all.
-
-A heartbeat says when its rank was alive, how many steps it has done and which error ended it. The
+"""Heartbeats of an attempt's ranks: one small file each, its writer, and a monitor for all. A
+heartbeat says when its rank was alive, how many steps it has done and which error ended it. The
 monitor uses only its own clock: an unchanged heartbeat counts as silence.
 """
 
@@ -85,8 +84,6 @@ _STARTUP_LIMIT_S = 600.0
 
 
 class Heartbeat(Value):
-    """The last sign of life of a rank."""
-
     rank: int
     slice_name: str
     process: ProcessIdentity
@@ -120,10 +117,9 @@ def read_heartbeat(path: Path) -> Heartbeat | None:
 
 
 class HeartbeatWriter:
-    """Writes the heartbeats of one rank during a `with` block, and the error that ends it.
-
-    Once its claim or its attempt counts no more, the last heartbeat says why and `give_up` is
-    called. Where that is so from the start, `Superseded` keeps the block from running.
+    """Writes the heartbeats of one rank during a `with` block, and the error that ends it. Once its
+    claim or its attempt counts no more, the last heartbeat says why and `give_up` is called. Where
+    that is so from the start, `Superseded` keeps the block from running.
     """
 
     def __init__(

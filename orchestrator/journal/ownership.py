@@ -1,7 +1,6 @@
-"""Writing a run: creating it, claiming it as its driver, and being its only writer.
-
-Whoever writes an event creates the file of the next number, which only one process can. A driver
-that counted as dead but is alive gets `Superseded` at its next event or heartbeat.
+"""Writing a run: creating it, claiming it as its driver, and being its only writer. Whoever writes
+an event creates the file of the next number, which only one process can. A driver that counted as
+dead but is alive gets `Superseded` at its next event or heartbeat.
 """
 
 import os
@@ -184,8 +183,6 @@ class Writer:
 
 
 class RunRequest(Value):
-    """The request from which a run is created."""
-
     spec: Spec
     plan: Plan
     steps: int

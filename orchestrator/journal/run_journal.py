@@ -211,7 +211,6 @@ class Journal:
         return self._original(self.paths.plan(digest), Plan)
 
     def current_plan(self, run: values.Run) -> Plan:
-        """Return the plan of the newest attempt, or of the stage that its newest step was of."""
         return self.plan(run.plan_digest).stage_of(max(run.steps_done - 1, 0))
 
     def full_plan(self, run: values.Run) -> Plan:
@@ -239,7 +238,6 @@ class Journal:
         return plans | state.submitted.submission.sums
 
     def submission(self) -> values.Submission:
-        """Return how the run was submitted, from its first event only."""
         folder = self.paths.events
         first = event_log.decoded(folder, event_log.read_one(folder, 1), event_log.decode_event)
         return self._submitted(first).submission
@@ -394,8 +392,6 @@ def _numbered_files(folder: Path, name: re.Pattern[str]) -> list[tuple[int, Path
 
 
 class LogReader:
-    """Reads a log as it is written."""
-
     def __init__(self, log: Log) -> None:
         self.log, self._offset = log, 0
 

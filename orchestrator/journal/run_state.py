@@ -1,5 +1,4 @@
 """The state of a run, derived from its events and from signs of life, and whether to try again.
-
 Pure: no files, no clock. A writer must follow the rules. A reader goes on where a file was damaged:
 it applies later events as far as they make sense, and notes what is wrong.
 """
@@ -36,8 +35,6 @@ _VARYING = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{12,}\b|\d+")
 
 
 class RunState(Value):
-    """What the events say so far."""
-
     submitted: events.Submitted
     last: int  # the number of the newest event
     last_at_s: float
@@ -163,8 +160,6 @@ def _with_newest(state: RunState, **changes: Any) -> tuple[values.Attempt, ...]:
 
 @dataclass(frozen=True)
 class StepSummary:
-    """The first and the last steps of an attempt."""
-
     startup: values.Startup | None = None
     last_steps: tuple[values.TimedStep, ...] = ()
 
@@ -364,7 +359,6 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 def decide_retry(run: values.Run, retries: RetryLimits, *, repeats: bool = False) -> Decision:
     """Decide what to do after the newest attempt; the run ends if its error always `repeats`.
-
     Failures and hangs count against one budget and preemptions against another, each since the last
     attempt that got further than all before it. The same error at the same step ends the run
     whatever the budgets are, except before the first step of an attempt whose plan has done steps:

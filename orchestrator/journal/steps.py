@@ -74,8 +74,6 @@ def _encode(timed: values.TimedStep) -> bytes:
 
 
 class StepReader:
-    """Reads the steps of an attempt as they are written."""
-
     def __init__(self, run: Path, attempt: int) -> None:
         self._path, self._offset = RunPaths(run).steps(attempt), 0
         self.problems: list[FileFault] = []
@@ -252,9 +250,7 @@ def _joined(parts: list[StepTable]) -> StepTable:
 
 
 def read_table(run: Path, attempt: values.Attempt) -> tuple[StepTable, list[FileFault]]:
-    """Return the steps of an attempt, and what is wrong with its lines. These are checked singly
-    only where the sum of all is not the one in the attempt's end.
-    """
+    """Return an attempt's steps and its faulty lines, sought only where the sum of all is off."""
     path = RunPaths(run).steps(attempt.number)
     rows, problems = _Rows(), list[FileFault]()
     written, end = attempt.written, 0
@@ -291,8 +287,6 @@ def _decoded(lines: bytes) -> list[_Line]:
 
 
 class _Rows:
-    """A table that grows by some rows at a time."""
-
     def __init__(self) -> None:
         self._parts = {name: [_column(name, [])] for name in _COLUMNS}
         self._startups: dict[int, values.Startup] = {}
@@ -317,7 +311,6 @@ class _Rows:
 
 
 def _column(name: str, rows: Sequence[object]) -> NDArray[Any]:
-    """Return an attribute of each row as numbers."""
     kind: type = np.int64 if name in _INTEGERS else np.float64
     cells = map(attrgetter(name), rows)
     try:

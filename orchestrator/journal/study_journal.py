@@ -1,6 +1,5 @@
-"""The journal of a study: what was requested, and which runs are its trials.
-
-A trial is named before its run starts; the number of that record is the fence, as for a run.
+"""The journal of a study: what was requested, and which runs are its trials. A trial is named
+before its run starts; the number of that record is the fence, as for a run.
 """
 
 import time
@@ -61,8 +60,6 @@ class StudyRequest(Value):
 
 @dataclass
 class StudyJournal:
-    """The folder of one study."""
-
     path: Path
 
     def __post_init__(self) -> None:

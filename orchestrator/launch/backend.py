@@ -1,6 +1,5 @@
-"""The protocol of backends, which start, watch and stop a run's processes.
-
-A backend starts the driver on a cluster, emulated or named; the driver asks it for attempts.
+"""The protocol of backends, which start, watch and stop a run's processes. A backend starts the
+driver on a cluster, emulated or named; the driver asks it for attempts.
 """
 
 from collections.abc import Callable, Sequence
@@ -143,8 +142,6 @@ class ClusterClient(Protocol):
 
 
 class Backend(Protocol):
-    """Starts, watches and stops the processes of a run."""
-
     def emulate(self, plan: Plan, command: str) -> AbstractContextManager[LocalCluster]:
         """A cluster on this machine with the plan's slices; nothing of it outlives the `with`."""
 
@@ -155,6 +152,5 @@ class Backend(Protocol):
 
 
 def find_backend(name: str) -> Backend:
-    """A new backend of that name: built in, an entry point, or `package.module:class`."""
     backend: Backend = plugins.load("backend", name, plugins.BACKENDS)()
     return backend

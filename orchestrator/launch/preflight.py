@@ -50,14 +50,11 @@ class PreflightReport(Value):
 
 
 class Preflight(Value):
-    """A request, and the cluster's report on it."""
-
     request: PreflightRequest
     report: PreflightReport
 
     @property
     def slices(self) -> str:
-        """The slices by number: requested, present and free."""
         wanted, free, present = self.request.pods, self.report.free, self.report.present
         text = f"{wanted} of {self.request.kind} requested, {present} present, {free} free"
         waits = free < wanted <= present

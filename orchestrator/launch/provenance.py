@@ -45,7 +45,6 @@ def versions() -> dict[str, str]:
 
 
 def differences(submitted: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
-    """The differences between the versions of a submitter and those of a host, a line each."""
     names = ("python", *_DISTRIBUTIONS, _CODE)
     other = [name for name in names if name in submitted and here.get(name) != submitted[name]]
     return [f"{name} {here.get(name, 'is missing')}, against {submitted[name]}" for name in other]
@@ -80,7 +79,6 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 
 def _lock_files() -> list[Path]:
-    """The files next to the code that say which packages are needed."""
     paths = [_PROJECT / name for name in ("requirements.lock", "pyproject.toml")]
     return [Path(path.name) for path in paths if path.is_file() and not path.is_symlink()]
 
@@ -110,7 +108,6 @@ def archive() -> bytes:
 
 
 def commit() -> dict[str, str]:
-    """The commit of the code's checkout, or empty."""
     if not _git("ls-files", "--", *_PACKAGES):  # an environment may lie in another checkout
         return {}
     head = _git("rev-parse", "HEAD")

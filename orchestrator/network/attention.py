@@ -106,7 +106,6 @@ def _attention(
 
 
 def _projection(model: Model, name: str, heads: tuple[Dimension, ...]) -> Matmul:
-    """Queries, keys or values from the stream."""
     published = f"self_attn.{name[0]}_proj"
     bias = bias_of(name, heads, published) if model.qkv_bias else None
     made = _heads_from(Dimension("embed", model.d_model), name, published, heads, heads)

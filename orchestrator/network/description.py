@@ -141,10 +141,8 @@ class Scores:
 @dataclass(frozen=True)
 class Attention(Sublayer):
     """Causal attention: scores of queries and keys, and their average of the values. Without a
-    matmul of their own, values are made from keys.
-
-    `whole` are the tensors of which every query needs all positions. `sinks` are scores of a place
-    without a value, one for each head.
+    matmul of their own, values are made from keys. `whole` are the tensors of which every query
+    needs all positions. `sinks` are scores of a place without a value, one for each head.
     """
 
     result: Tensor
@@ -178,10 +176,9 @@ class Attention(Sublayer):
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttention(Attention):
-    """Attention whose keys and values, and often queries, are made from narrow latents.
-
-    `latents` are the matmuls from the stream: queries' latent, if any, keys' and values' latent,
-    and keys' part for RoPE, shared by heads. A head's first `nope` numbers have no positions.
+    """Attention whose keys and values, and often queries, are made from narrow latents. `latents`
+    are the matmuls from the stream: queries' latent, if any, keys' and values' latent, and keys'
+    part for RoPE, shared by heads. A head's first `nope` numbers have no positions.
     """
 
     latents: tuple[Matmul, ...]
@@ -208,7 +205,6 @@ class LatentAttention(Attention):
 
     @property
     def latent_width(self) -> int:
-        """Numbers of a position's latents."""
         return sum(matmul.output.width for matmul in self.latents)
 
     @property
@@ -227,11 +223,10 @@ class MLP(Sublayer):
 @dataclass(frozen=True)
 class Mixture(MLP):
     """Many MLPs, of which a router chooses some for each token; `shared` is there for all tokens.
-
     Weights of experts have a dimension of experts first. `balance` is what the choice of experts
     adds to scores. A `shared` MLP with norms of its own works next to the mixture: `own_norms` are
-    of the experts' input, of what they add and of the router's input, and the router's scales
-    are of its input and of each expert.
+    of the experts' input, of what they add and of the router's input, and the router's scales are
+    of its input and of each expert.
     """
 
     router: Matmul
@@ -258,9 +253,8 @@ class Mixture(MLP):
 @dataclass(frozen=True)
 class Block:
     """One layer. `kind` tells it from the other blocks of its network; empty where all are alike.
-    `scale` multiplies the stream after it.
-
-    Blocks are equal where they do the same, whatever layer they are.
+    `scale` multiplies the stream after it. Blocks are equal where they do the same, whatever layer
+    they are.
     """
 
     input: Tensor
@@ -324,7 +318,6 @@ class Segment:
 @dataclass(frozen=True)
 class Network:
     """Embedding, segments of layers one after another, a last norm, and the head that makes logits.
-
     A tied head is the embedding itself. Word vectors are multiplied by `embedding_scale`, and the
     vectors of their `positions` are added, if these are learned.
     """
@@ -370,7 +363,6 @@ class Network:
 
     @property
     def vector_parameters(self) -> int:
-        """Parameters of norms and biases."""
         blocks = self._over_layers(lambda block: sum(vector.elements for vector in block.vectors))
         return blocks + sum(vector.elements for vector in self.norm.weights)
 
@@ -438,7 +430,6 @@ def norm(model: Model, name: str, published: str, *dimensions: Dimension) -> Nor
 
 
 def plain_norm(model: Model) -> Norm:
-    """RMSNorm without weights."""
     return Norm(scale=None, bias=None, offset=0.0, epsilon=model.norm_epsilon)
 
 
@@ -457,5 +448,4 @@ def norms_around(model: Model, part: str) -> tuple[Norm | None, Norm | None]:
 
 
 def bias_of(name: str, dimensions: tuple[Dimension, ...], published: str) -> Weight:
-    """A vector that starts at zero and is added to the results of a matmul."""
     return Weight(f"{name}_bias", dimensions, None, f"{published}.bias", start=0.0)

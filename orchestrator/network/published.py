@@ -1,8 +1,7 @@
-"""How Hugging Face checkpoints name and store the weights of a network.
-
-A published matrix has outputs as rows and inputs as columns; the trainer's have inputs first, and
-one dimension for each logical axis. The trainer stacks layers, and experts within a layer; a
-checkpoint has a matrix for each, but for gpt-oss, whose arrays have all experts of a layer.
+"""How Hugging Face checkpoints name and store the weights of a network. A published matrix has
+outputs as rows and inputs as columns; the trainer's have inputs first, and one dimension for each
+logical axis. The trainer stacks layers, and experts within a layer; a checkpoint has a matrix for
+each, but for gpt-oss, whose arrays have all experts of a layer.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,11 +24,10 @@ _WHOLE_NAMES = (
 
 @dataclass(frozen=True)
 class _Naming:
-    """Where the names of an architecture differ from Llama's.
-
-    `other` has their names by Llama's, `joined` the matrices that hold the rows of several others.
-    `stacks_experts` says that an array has the weights of all experts, gates and other inputs in
-    turns or one after another. Matrices `inputs_first` have inputs as rows.
+    """Where the names of an architecture differ from Llama's. `other` has their names by Llama's,
+    `joined` the matrices that hold the rows of several others. `stacks_experts` says that an array
+    has the weights of all experts, gates and other inputs in turns or one after another. Matrices
+    `inputs_first` have inputs as rows.
     """
 
     other: Mapping[str, str] = field(default_factory=dict)
@@ -158,7 +156,6 @@ class PublishedWeight:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The dimensions in the order in which the published array has them."""
         return tuple(dimension for axis in self.axes for dimension in axis.dimensions)
 
     def name_at(self, index: tuple[int, ...]) -> str:

@@ -93,7 +93,6 @@ def remat_of(one: Policy) -> Remat:
 
 
 def treatments(one: Policy, *, latent: bool, gated: bool) -> dict[str, Treatment]:
-    """The treatment that a policy gives each tensor of a model."""
     absent = {*(() if latent else ("latent",)), *(() if gated else ("gate",))}
     return {name: one.treatment(name) for name in asdict(TensorTreatments()) if name not in absent}
 

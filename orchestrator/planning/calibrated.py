@@ -1,7 +1,6 @@
-"""Forecasts a plan with what was measured on a machine.
-
-On chips a single device takes the measured rates, and links those of the datasheet. Emulated
-devices share the cores of one machine: the trainer's own step is timed with fewer layers.
+"""Forecasts a plan with what was measured on a machine. On chips a single device takes the measured
+rates, and links those of the datasheet. Emulated devices share the cores of one machine: the
+trainer's own step is timed with fewer layers.
 """
 
 from dataclasses import replace
@@ -64,7 +63,6 @@ class Timing(Value):
 
     @property
     def is_steady(self) -> bool:
-        """Whether its repeats took about the same, on cores that were its own."""
         return self.spread <= STEADY_SPREAD and self.others <= _QUIET_SHARE
 
     @property

@@ -185,16 +185,14 @@ def _reduced_at_a_time(layout: Training, stack: Stack) -> tuple[Number, Number]:
 
 
 def per_layer(layout: Training) -> Number:
-    """Whether each layer's gradients are reduced as soon as the backward pass has them."""
     return (layout.microbatches == 1) & (layout.devices_along(REPLICA_AXES) > 1)
 
 
 def _gradient_buckets(layout: Training) -> list[_Part]:
-    """Gradients that are reduced over replicas as one, filled up to whole tiles.
-
-    The weights of a layer are one bucket over `data` where each layer is reduced on its own;
-    elsewhere each is one, and none waits for another. The first layer and the embedding come after
-    the last backward pass, and where gradients accumulate all come there.
+    """Gradients that are reduced over replicas as one, filled up to whole tiles. The weights of a
+    layer are one bucket over `data` where each layer is reduced on its own; elsewhere each is one,
+    and none waits for another. The first layer and the embedding come after the last backward pass,
+    and where gradients accumulate all come there.
     """
     network, data = layout.network, layout.devices_along(GROUPS["data"])
     early = per_layer(layout)
@@ -318,12 +316,11 @@ def _stream_exchanges(layout: Training) -> list[Exchange]:
 
 
 def _weight_exchanges(layout: Training) -> list[Exchange]:
-    """Matrices gathered in each microbatch, and their gradients scattered.
-
-    The weights of parallel matmuls are gathered as one. A tied table is gathered for each use, in
-    another order of its dimensions, and has a gradient for each. Slices that share weights exchange
-    first, then fsdp x sequence. Where each chunk of the loss sums its table's gradient, that is
-    scattered as often. Nothing hides the first gathers and the last scatters.
+    """Matrices gathered in each microbatch, and their gradients scattered. The weights of parallel
+    matmuls are gathered as one. A tied table is gathered for each use, in another order of its
+    dimensions, and has a gradient for each. Slices that share weights exchange first, then fsdp x
+    sequence. Where each chunk of the loss sums its table's gradient, that is scattered as often.
+    Nothing hides the first gathers and the last scatters.
     """
     network, passes = layout.network, layout.microbatches
     found: list[Exchange] = []

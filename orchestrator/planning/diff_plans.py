@@ -98,7 +98,6 @@ def diff_plans(specs: tuple[Spec, Spec], plans: tuple[Plan, Plan]) -> PlanDiff:
 
 
 def _all_figures(plan: Plan) -> dict[str, Any]:
-    """Return the forecast's figures; of a run in stages those of all together, and of each."""
     if plan.stages:
         return _figures(plan, _TOTALS) | _by_stage(plan, _all_figures)
     return _figures(plan, _FIGURES)

@@ -1,7 +1,6 @@
-"""The expected step, line by line, with constants learned from published runs.
-
-It takes the work of a step at the rates that real runs reach, and adds exposed collectives and
-waits for other slices (docs/score.md). The expected step is never shorter than `lower`.
+"""The expected step, line by line, with constants learned from published runs. It takes the work of
+a step at the rates that real runs reach, and adds exposed collectives and waits for other slices
+(docs/score.md). The expected step is never shorter than `lower`.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,8 @@
-"""The policies and numbers of microbatches with which a mesh may be fastest.
-
-A policy changes what is recomputed, the HBM traffic of activations, exposed transfers to the host,
-and a collective over `tensor`. For each number of microbatches the cheapest policy wins; a larger
-number costs time elsewhere, so it has to win by more. Since the ranking knows more, two other ways
-stay: the best without offloading and, where gradients cross slices, the fewest microbatches.
+"""The policies and numbers of microbatches with which a mesh may be fastest. A policy changes what
+is recomputed, the HBM traffic of activations, exposed transfers to the host, and a collective over
+`tensor`. For each number of microbatches the cheapest policy wins; a larger number costs time
+elsewhere, so it has to win by more. Since the ranking knows more, two other ways stay: the best
+without offloading and, where gradients cross slices, the fewest microbatches.
 """
 
 import numpy as np

@@ -93,7 +93,6 @@ def placements(
     slice_torus: Torus, model: Model, length: int, mesh: MeshRequest, most_replicas: int
 ) -> Ints:
     """Return all placements on a torus whose meshes are realizable: rows x torus axes x ICI_AXES.
-
     Built one torus axis at a time. A size that divides nothing now divides nothing later either, so
     each step drops what the rules (and `most_replicas`, which no batch exceeds) already forbid. Of
     placements that are mirror images, because torus axes are alike, one stays.
@@ -127,9 +126,7 @@ def placements(
 
 
 def batches_next_to(batch: Batch, multiples: Ints) -> list[Ints]:
-    """Return the batch that each mesh would take: the requested one, or the nearest multiples below
-    and above it, as two arrays; zero without one within the tolerance.
-    """
+    """Return each mesh's batch at or next below and above the requested; 0 beyond the tolerance."""
     low, high = batch_range(batch)
     below = batch.sequences // multiples * multiples
     above = np.where(below == batch.sequences, 0, below + multiples)

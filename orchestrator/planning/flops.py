@@ -47,7 +47,6 @@ def parameters(model: Model) -> int:
 
 
 def active_parameters(model: Model) -> int:
-    """Parameters active per token: its own experts, plus all tables and norms."""
     return decoder(model).active_parameters
 
 
@@ -95,7 +94,6 @@ def mfu(flops_per_step: float, step_s: float, devices: int, peak_flops_per_s: fl
 
 
 def matmul_flops(layout: Layout, elements: Number) -> Number:
-    """Forward FLOPs of multiplying a step's tokens by that many weights: 2 x tokens x weights."""
     return 2 * layout.step_tokens * elements
 
 
@@ -105,10 +103,9 @@ def blocks_forward_flops(layout: Layout) -> Number:
 
 
 def expert_padding_flops(layout: Training) -> Number:
-    """FLOPs of rows that experts multiply and that no choice fills, forward and backward.
-
-    With a capacity these are its empty rows. Otherwise a tile that two experts share is computed
-    for both; it has the matrix unit's rows, or our kernel's in gradients of weights.
+    """FLOPs of rows that experts multiply and that no choice fills, forward and backward. With a
+    capacity these are its empty rows. Otherwise a tile that two experts share is computed for both;
+    it has the matrix unit's rows, or our kernel's in gradients of weights.
     """
     moe = layout.model.moe
     if moe is None:
@@ -251,7 +248,6 @@ def head_of(attention: Attention, compute_bytes: int) -> int:
 
 
 def attention_recompute_flops(layout: Training) -> Number:
-    """The forward kernel again, where the policy did not keep its result."""
     return attention_forward_flops(layout) * layout.remat.share(RESULT, "recompute")
 
 
@@ -273,7 +269,6 @@ def unembedding_forward_flops(layout: Layout) -> Number:
 
 
 def padding_forward_flops(layout: Layout) -> Number:
-    """Logits of the rows that pad the vocabulary."""
     return matmul_flops(layout, layout.table_padding_elements)
 
 

@@ -85,7 +85,6 @@ def forecast(layout: Training, spec: Spec) -> plan.Forecast:
 
 
 def price_of(chip: Chip, resources: Resources) -> float | None:
-    """Dollars of a chip-hour: as the spec states, or as the catalog lists."""
     if resources.dollars_per_chip_hour is not None:
         return resources.dollars_per_chip_hour
     return chip.dollars_per_hour.value if chip.dollars_per_hour else None

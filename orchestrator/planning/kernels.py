@@ -20,10 +20,9 @@ MOST_TILE = 1024  # elements of the weights' dimensions that ours takes at a tim
 
 
 def loss_chunk_tokens(peak_flops_per_s: float, hbm_bytes_per_s: float) -> int:
-    """Tokens that the loss takes at a time, a power of two.
-
-    Each chunk reads and writes the fp32 gradient of the table, which takes as long as the products
-    of 4 x peak / HBM rate tokens: 664 on v5p, 2,242 on v6e. Fewer leave the matrix units idle.
+    """Tokens that the loss takes at a time, a power of two. Each chunk reads and writes the fp32
+    gradient of the table, which takes as long as the products of 4 x peak / HBM rate tokens: 664 on
+    v5p, 2,242 on v6e. Fewer leave the matrix units idle.
     """
     balanced = 4 * peak_flops_per_s / hbm_bytes_per_s / _LOSS_CHUNK_SLACK
     return 1 << ceil(log2(min(max(balanced, _LEAST_LOSS_CHUNK_TOKENS), _MOST_LOSS_CHUNK_BYTES)))

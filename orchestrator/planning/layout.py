@@ -94,7 +94,6 @@ class Layout(Value):
 
     @cached_property
     def network(self) -> description.Network:
-        """The layers of a device's stage: every formula sums over these."""
         return decoder(self.model)
 
     @property
@@ -136,7 +135,6 @@ class Layout(Value):
 
     @property
     def tokens(self) -> Number:
-        """Tokens that a device works on at a time."""
         return self.step_tokens
 
     # --- what one device holds
@@ -188,9 +186,8 @@ class Layout(Value):
 
     @cached_property
     def buffer_of_choice(self) -> Number:
-        """Rows for which there is room, over the choices of a device's own tokens.
-
-        Where experts lie apart and none is dropped, all tokens may come to those of one device.
+        """Rows for which there is room, over the choices of a device's own tokens. Where experts
+        lie apart and none is dropped, all tokens may come to those of one device.
         """
         moe, ways = self.model.moe, self.ways("experts")
         if moe is None or moe.capacity_factor is not None:
@@ -223,7 +220,6 @@ class Layout(Value):
 
     @property
     def position_elements(self) -> Number:
-        """Elements of the table of learned positions, zero without one."""
         return self.elements(self.network.positions) if self.network.positions else 0
 
     @cached_property
@@ -246,7 +242,6 @@ class Layout(Value):
         return others + routed / self.ways(GATHERED_OF_EXPERTS) + self.vector_elements
 
     def routed_elements(self, block: description.Block) -> Number:
-        """Matrix elements of a block's experts on a device, gathered for use."""
         return self.total_elements(one for one in block.matmuls if is_of_experts(one))
 
     # --- what that takes in memory, where arrays are stored in tiles
@@ -369,11 +364,10 @@ class Training(Layout):
 
     @property
     def sums_loss_by_chunk(self) -> Number:
-        """Whether each chunk of the loss sums its part of the table's gradient over devices.
-
-        That spares the whole gradient in fp32. It costs no time where sums over all devices of a
-        pod overlap products. The links of a smaller slice do not close, have half the rate, and
-        would let the products wait. A device's rows fill whole tiles of bf16, or they take more.
+        """Whether each chunk of the loss sums its part of the table's gradient over devices. That
+        spares the whole gradient in fp32. It costs no time where sums over all devices of a pod
+        overlap products. The links of a smaller slice do not close, have half the rate, and would
+        let the products wait. A device's rows fill whole tiles of bf16, or they take more.
         """
         pod = self.chip.pod_chips.value * self.chip.devices
         whole_pod = self.devices_along(GROUPS["weights"]) == pod

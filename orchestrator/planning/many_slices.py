@@ -1,17 +1,16 @@
 """The best choice for each of many slices of one chip, as `ranking` picks it for one, only faster.
-
-Most meshes are out of the question. A step under a policy that costs nothing, on the same links, is
-a bound for each: once some way to run is priced, meshes whose bound is above it need no policies.
-All slices are priced in the same arrays, by the formulas of `search`.
+A step under a policy that costs nothing, on the same links, is a bound for each mesh: once some way
+to run is priced, meshes whose bound is above it need no policies. All slices are priced in the same
+arrays, by the formulas of `search`.
 
 The invariant: a mesh, or one of its placements, is left out only if its bound exceeds REACH times
 the cost of a way that is priced already, of the same slice. Three things keep such a mesh from
 being chosen. (1) The bound is below every way to run it: treatments without cost undercut every
 policy, the best links of its placements undercut each of them, and more microbatches than the
 fewest that may fit save at most BOUND_SLACK. (2) The ranking chooses no candidate whose cost is
-beyond 1 + SURE_WITHIN times the lowest of its slice. (3) `best` only falls as more
-is priced. So what is priced in the end holds every contender of `ranking`, and in the order of the
-slice's own search: both choose alike (tests/test_offers.py compares them).
+beyond 1 + SURE_WITHIN times the lowest of its slice. (3) `best` only falls. So what is priced in
+the end holds every contender of `ranking`, in the order of the slice's own search: both choose
+alike (tests/test_offers.py compares them).
 """
 
 from collections.abc import Iterator, Sequence
@@ -190,10 +189,9 @@ def _best_of_some(requests: Sequence[search.SearchRequest]) -> list[search.Choic
 
 
 class _SlicesSearch:
-    """The search over one table, with `margin` as the share of memory left free.
-
-    `bounds` are seconds per token that no way to run a mesh undercuts, `row_bounds` those of a
-    placement; `best` are those of the best way yet of each slice.
+    """The search over one table, with `margin` as the share of memory left free. `bounds` are
+    seconds per token that no way to run a mesh undercuts, `row_bounds` those of a placement; `best`
+    are those of the best way yet of each slice.
     """
 
     def __init__(
@@ -251,7 +249,6 @@ class _SlicesSearch:
         return self.layout(self.table.key_of_row[rows], microbatches, remat, links)
 
     def cost_bounds(self, keys: Ints, fewest: Ints, links: Links) -> Floats:
-        """Return seconds per token with the fewest microbatches and a policy without cost."""
         layout = self.layout(keys, fewest[keys], _FreePolicy(), links)
         return search.cost_s_per_token(layout)
 

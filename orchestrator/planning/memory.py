@@ -123,7 +123,6 @@ def _matrices_line(layout: Layout, name: str, elements: Number) -> LedgerLine:
 
 
 def _products_line(layout: Layout, block: Block, products: Number) -> LedgerLine:
-    """Results of so many of the MLP's first matmuls."""
     first = layout.compute_bytes * layout.tensor_elements(block.mlp.inputs[0].output)
     formula = "products x product"
     return _line("working_activations", "mlp", formula, products=products, product=first)
@@ -134,7 +133,6 @@ def _attention_line(size: Number) -> LedgerLine:
 
 
 def _routed_line(layout: Layout, stages: Number) -> LedgerLine:
-    """Rows of a mixture's experts, sent or come back, and their gradients."""
     rows, stream = layout.buffer_of_token, stream_bytes(layout)
     formula = "stages x rows x stream"
     return _line("routed_rows", "rows of experts", formula, stages=stages, rows=rows, stream=stream)
@@ -251,10 +249,9 @@ def _attention_inputs(layout: Training, block: Block) -> Number:
 
 def _mlp_products(layout: Training, block: Block) -> Number:
     """Inner tensors of the MLP that are alive at once in its backward pass, without a ring, and
-    while attention runs again after it.
-
-    Recomputed products are alive with their gradients. The last matmul's input is there too where
-    products are kept, and on chips whose sums but not gathers overlap products.
+    while attention runs again after it. Recomputed products are alive with their gradients. The
+    last matmul's input is there too where products are kept, and on chips whose sums but not
+    gathers overlap products.
     """
     inputs, missing = len(block.mlp.inputs), _missing_products(layout, block)
     again = layout.remat.share(block.attention.result.name, "recompute")
@@ -325,7 +322,6 @@ def _again_lines(layout: Training, block: Block) -> list[LedgerLine]:
 
 def _attention_lines(layout: Training, block: Block) -> list[LedgerLine]:
     """The attention's backward pass: q, the result and their gradients, that of q also in fp32.
-
     Keys and values of latent attention are as many, and have gradients too. One kernel writes the
     gradient of q for each block of keys. The gradients of the MLP's inputs wait for their product,
     but where these come early.
@@ -373,10 +369,9 @@ def _resting_lines(layout: Training) -> list[LedgerLine]:
 
 
 def _other_moment_lines(layout: Training) -> list[LedgerLine]:
-    """Optimizer moments whose count differs between parameters.
-
-    Adafactor holds fp32 means of rows and columns (arXiv 1804.04235) and whole moments of vectors;
-    Muon one moment of the layers' matrices, and two of all else.
+    """Optimizer moments whose count differs between parameters. Adafactor holds fp32 means of rows
+    and columns (arXiv 1804.04235) and whole moments of vectors; Muon one moment of the layers'
+    matrices, and two of all else.
     """
     if layout.optimizer.name == "adamw":
         return []

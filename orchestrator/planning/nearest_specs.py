@@ -334,7 +334,6 @@ def _other_slices(near: _Nearby) -> Iterator[Suggestion]:
 
 
 def _precision(near: _Nearby) -> Iterator[Suggestion]:
-    """Yield bf16 moments, or bf16 parameters too."""
     if near.lacks_memory:
         now = near.changed.experiment.precision
         moments: Change = {MOMENTS: "bf16"} if now.optimizer != "bf16" else {}
@@ -346,8 +345,6 @@ def _precision(near: _Nearby) -> Iterator[Suggestion]:
 
 
 class _SliceChoice(NamedTuple):
-    """A number of slices of a chip."""
-
     chip: Chip
     topology: Topology
     pods: int

@@ -159,8 +159,6 @@ class UnknownCost(SpecError):
 
 @dataclass(frozen=True)
 class _Candidate:
-    """Slices that may be rented, the spec on them, and what leads to it."""
-
     spec: Spec
     change: nearest_specs.Change
     request: SearchRequest

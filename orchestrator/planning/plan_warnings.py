@@ -162,10 +162,9 @@ def batch_warnings(batch_tokens: int, tokens: int) -> Iterator[PlanWarning]:
 
 
 def critical_batch_tokens(tokens: int) -> float:
-    """Return the batch beyond which more sequences save few steps, for a run of `tokens` tokens.
-
-    It grows with the tokens of a run, hardly with its model (Zhang et al. 2024). The overhead of
-    other batches grows in proportion to them (McCandlish et al. 2018).
+    """Return the batch beyond which more sequences save few steps, for a run of `tokens` tokens. It
+    grows with the tokens of a run, hardly with its model (Zhang et al. 2024). The overhead of other
+    batches grows in proportion to them (McCandlish et al. 2018).
     """
     sequences: float = _CRITICAL_SEQUENCES * (tokens / 1e6) ** _CRITICAL_EXPONENT
     return _CRITICAL_LENGTH * sequences
@@ -205,14 +204,12 @@ def forecast_warnings(plan: Plan) -> tuple[PlanWarning, ...]:
 
 
 def too_long(plan: Plan) -> Iterator[PlanWarning]:
-    """Warn of a run that takes longer than anybody waits."""
     years = plan.forecast.days.likeliest / _DAYS_OF_YEAR
     if years >= _MANY_YEARS:
         yield make_warning("many_years", years=years)
 
 
 def unknown_rates(plan: Plan) -> Iterator[PlanWarning]:
-    """Warn if nothing is known of what runs on such chips reach: no figure has an interval."""
     if plan.forecast.step_s.expected is None:
         compute = plan.precision.compute
         narrow = f" in {compute}" if compute in ("int8", "fp8") else ""

@@ -81,9 +81,8 @@ LineCut = tuple[LedgerLine, float, tuple[str, ...], Plan]
 
 
 def line_cut(spec: Spec, plan: Plan) -> LineCut | None:
-    """Return the costliest line that one of a few changes cuts; None where none helps.
-
-    Each change is planned, and the run must end earlier with it. A run in stages has no such line.
+    """Return the costliest line that one of a few changes cuts; None where none helps. Each change
+    is planned, and the run must end earlier with it. A run in stages has no such line.
     """
     experiment, resources = spec.experiment, spec.resources
     changes: list[tuple[Change, bool]] = [
@@ -213,9 +212,7 @@ def _planned_batch(requested: Batch, layout: Training) -> PlannedBatch:
 def _axes_and_groups(
     request: search.SearchRequest, choice: search.Choice, layout: Training
 ) -> tuple[tuple[MeshAxis, ...], dict[str, DeviceGroup]]:
-    """Return each mesh axis, outermost first, and each set of devices that a collective joins, both
-    with the torus axes they lie on. No set has a single device.
-    """
+    """Return mesh axes, outermost first, and groups of several devices, with their torus axes."""
     factors, moe = search.factors_of(choice)[0], layout.model.moe
     between = [
         MeshAxis(name=axis, size=size, link="dcn", spans=())

@@ -44,8 +44,6 @@ _PRIORITY = ("fsdp", "tensor", "sequence", "data")
 
 
 class _Rehearsal(Value):
-    """A small copy of a plan, and what differs in kind, one line each."""
-
     spec: Spec
     plan: Plan
     steps: int

@@ -86,10 +86,9 @@ def searched_policies(chip: Chip, experiment: Experiment) -> tuple[rematerializa
 
 @cache
 def _all_policies(model: Model, *, offloads: bool) -> tuple[rematerialization.Policy, ...]:
-    """Return every way to treat the tensors of a block, except those that gain nothing.
-
-    Queries, keys and values are treated alike, and all latents. Of the MLP's inputs the first is
-    never treated better than the next. The block's input is never recomputed.
+    """Return every way to treat the tensors of a block, except those that gain nothing. Queries,
+    keys and values are treated alike, and all latents. Of the MLP's inputs the first is never
+    treated better than the next. The block's input is never recomputed.
     """
     network = decoder(model)
     treatments = [each for each in _TREATMENTS if offloads or each != "offload"]
@@ -141,8 +140,6 @@ _CELLS = 2**18  # of an array that is priced at once, so that it stays in the pr
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """The input of a search."""
-
     chip: Chip
     topology: Topology
     torus: Torus
@@ -169,7 +166,6 @@ class Choice:
 @dataclass(frozen=True)
 class Candidates:
     """Ways to run, one per row: factors of the placement, what runs there, and what it costs.
-
     `remat` is a place in `policies`. The cost ranks first: the mean of the lower and the
     unoverlapped time, without hidden transfers to the host, plus what nothing hides.
     """
@@ -256,7 +252,6 @@ def make_layout(
 
 
 def slice_sizes(request: SearchRequest) -> dict[str, int]:
-    """Return the sizes of the mesh axes that join slices."""
     shared = sharing(request.mesh)
     return {SLICE_REPLICAS: max(request.pods // prod(shared.values()), 1), **shared}
 
@@ -283,7 +278,6 @@ def layout_of_rows(request: SearchRequest, candidates: Candidates, rows: Ints) -
 
 
 def memory_margins(experiment: Experiment) -> tuple[float, ...]:
-    """Return the shares of memory to leave free, in the order in which they are tried."""
     return (MEMORY_MARGIN, 0.0) if experiment.remat == rematerialization.AUTO else (0.0,)
 
 

@@ -34,7 +34,6 @@ def host_bytes(layout: Training) -> Number:
 
 
 def host_limit_bytes(chip: Chip) -> float:
-    """Memory of the host for one chip; without limit where it is unknown."""
     return np.inf if chip.host_bytes is None else chip.host_bytes.value
 
 
@@ -102,7 +101,6 @@ _LOGITS_TOUCHES, _LOGITS_BYTES = 7, 4
 
 class StepWork(Value):
     """Seconds of a step by kind, and how often gradients are reduced between how many slices.
-
     Matmuls, attention and HBM are at peak rates, links at the rate that they reach. `gathers_s` and
     `dcn_s` can run behind neighbouring layers; matmuls wait for `tensor_s`, except pieces of a
     ring; nothing overlaps `serial_s`. `reductions_by_layer` assumes no accumulation. `row_moves`
@@ -125,7 +123,6 @@ class StepWork(Value):
 
     @property
     def hops(self) -> Number:
-        """A reduction between n slices takes n - 1."""
         return self.reductions * (self.slices - 1)
 
 
@@ -168,7 +165,6 @@ def never_hidden_s(layout: Training, lines: list[LedgerLine]) -> Number:
 
 
 def between_s(layout: Training) -> Number:
-    """Seconds of the passes between matmuls, and of the moves of rows."""
     moves_s = row_moves(layout) * shared_efficiency("row_move_s").value
     return pass_bytes(layout) / hbm_rate(layout) + moves_s
 
@@ -277,7 +273,6 @@ def _hidden_elements(layout: Layout, mlp: MLP) -> Number:
 
 
 def _width(layout: Layout, tensor: Tensor) -> Number:
-    """Numbers of a position on one device."""
     return prod(layout.size(dimension) for dimension in tensor.dimensions)
 
 

@@ -1,6 +1,5 @@
-"""The ledger of seconds in a step. Every line keeps one resource busy at its peak rate.
-
-`lower`: perfect overlap, the busiest resource plus what no matmul can hide; no run is faster.
+"""The ledger of seconds in a step. Every line keeps one resource busy at its peak rate. `lower`:
+perfect overlap, the busiest resource plus what no matmul can hide; no run is faster.
 `unoverlapped`: the sum of all lines, still at peak rates; real runs can be slower.
 """
 
@@ -184,16 +183,14 @@ def rated_line(
 
 
 def matmul_line(layout: Layout, name: str, formula: str, count: Number) -> LedgerLine:
-    """FLOPs of matmuls over the peak of the compute type."""
     rate = peak(layout.chip, layout.precision.compute)
     return rated_line(layout, "matmul", name, formula, "mxu", count, rate)
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds by resource and by torus axis, and the sum of all lines.
-
-    `serial_s` is what no matmul hides; `overlapped_s` what the rest takes of its busiest resource.
+    """Seconds by resource and by torus axis, and the sum of all lines. `serial_s` is what no matmul
+    hides; `overlapped_s` what the rest takes of its busiest resource.
     """
 
     busy_s: dict[str, Number]
@@ -245,7 +242,6 @@ def _add(by_resource: dict[str, Number], line: LedgerLine, seconds: Number) -> N
 
 
 def _axis_s(layout: Layout, by_resource: dict[str, Number]) -> Number:
-    """Seconds that each torus axis is busy."""
     return sum(
         (
             np.expand_dims(np.asarray(by_resource[group]), -1) * uses

@@ -1,7 +1,6 @@
-"""The links of one slice, and how mesh axes lie on them.
-
-On a torus axis of length L the factors of ICI_AXES multiply to L, the first axis outermost. A row
-of an array is one placement, so one function serves a search and a single plan.
+"""The links of one slice, and how mesh axes lie on them. On a torus axis of length L the factors of
+ICI_AXES multiply to L, the first axis outermost. A row of an array is one placement, so one
+function serves a search and a single plan.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,7 +58,6 @@ class Torus:
 
     @cached_property
     def on_die(self) -> Bools:
-        """Which axes join the dies of a chip."""
         return np.array([axis.name == _DIE_AXIS for axis in self.axes])
 
 
@@ -77,7 +75,6 @@ def make_torus(chip: Chip, topology: Topology) -> Torus:
 
 
 def cluster_rate(chip: Chip) -> float:
-    """Return the bytes per second that a device sends over the network between slices."""
     return chip.dcn_bytes_per_s.value / chip.devices
 
 
@@ -137,12 +134,11 @@ def _group_spans(slice_torus: Torus, factors: Ints, group: tuple[str, ...]) -> _
 
 
 def _group_rate(slice_torus: Torus, group: tuple[str, ...], spans: _Spans) -> Floats:
-    """Bytes per second at which each device receives in a collective over the group.
-
-    A ring uses both directions of an axis, an open line half; a stride of s shares links with s - 1
-    interleaved groups; spans on several axes add up, except where devices pass data on in one ring.
-    Devices of one chip share its links, unless the group holds all of them; a group within a chip
-    has the die link, a single device infinity.
+    """Bytes per second at which each device receives in a collective over the group. A ring uses
+    both directions of an axis, an open line half; a stride of s shares links with s - 1 interleaved
+    groups; spans on several axes add up, except where devices pass data on in one ring. Devices of
+    one chip share its links, unless the group holds all of them; a group within a chip has the die
+    link, a single device infinity.
     """
     size, stride, ring = spans
     shape = np.where(ring, 1.0, 0.5)
@@ -172,10 +168,8 @@ def _one_ring(slice_torus: Torus, group: tuple[str, ...], chips: Ints) -> tuple[
 
 def _exchange_rate(slice_torus: Torus, spans: _Spans, gather: Floats) -> Floats:
     """Bytes per second at which each device sends in an all-to-all over a group that gathers at a
-    known rate.
-
-    On a ring of n devices a byte travels n / 4 links, and all bytes travel along every axis of the
-    group: the slowest decides. The devices of one chip share its links.
+    known rate. On a ring of n devices a byte travels n / 4 links, and all bytes travel along every
+    axis of the group: the slowest decides. The devices of one chip share its links.
     """
     if slice_torus.switched:
         return gather
@@ -207,10 +201,9 @@ def _group_hops(slice_torus: Torus, group: tuple[str, ...], spans: _Spans) -> Fl
 
 @dataclass(frozen=True)
 class Links:
-    """What joins the devices of each group: a domain inside the slice, and the cluster network.
-
-    For each of GROUPS: bytes per second of a gather, hops, torus axes in use (rows x torus axes);
-    for EXCHANGING bytes per second of an all-to-all. DCN_AXES lie on the cluster network.
+    """What joins the devices of each group: a domain inside the slice, and the cluster network. For
+    each of GROUPS: bytes per second of a gather, hops, torus axes in use (rows x torus axes); for
+    EXCHANGING bytes per second of an all-to-all. DCN_AXES lie on the cluster network.
     """
 
     rates: dict[str, Any]
@@ -220,7 +213,6 @@ class Links:
     cluster_bytes_per_s: float = inf
 
     def bytes_per_s(self, group: str, *, all_to_all: bool = False) -> Any:
-        """Return the bytes per second at which each device of a group receives."""
         if group in DCN_AXES:
             return self.cluster_bytes_per_s
         return self.exchange_rates[group] if all_to_all else self.rates[group]
@@ -250,7 +242,6 @@ def find_links(slice_torus: Torus, factors: Ints) -> Links:
 
 
 def _changed(links: Links, rate: _Change, hops: _Change, uses: _Change) -> Links:
-    """The links with other values for each group."""
     return Links(
         rates={name: rate(values) for name, values in links.rates.items()},
         exchange_rates={name: rate(values) for name, values in links.exchange_rates.items()},

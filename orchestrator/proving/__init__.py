@@ -1,7 +1,6 @@
-"""Compile a plan's step with the real TPU compiler, and compare it with the Forecast.
-
-Call `verdict`. Only `compile_process`, a process of its own, imports JAX and the trainers. `orch
-plan` looks into the folder of compiled programs each time: this file is light to import.
+"""Compile a plan's step with the real TPU compiler, and compare it with the Forecast. Call
+`verdict`. Only `compile_process`, a process of its own, imports JAX and the trainers. `orch plan`
+looks into the folder of compiled programs each time: this file is light to import.
 """
 
 from pathlib import Path

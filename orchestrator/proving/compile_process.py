@@ -1,5 +1,4 @@
 """Compile one plan, in a process of its own: the only one here that imports JAX and the trainers.
-
 It takes a CompileRequest as JSON, and writes lines of JSON: `{"stage": ...}`, then `{"result":
 ...}`. They go to a descriptor of their own, because libtpu writes to the standard streams.
 """

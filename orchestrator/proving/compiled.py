@@ -130,7 +130,6 @@ GROUPED_MATMUL = "grouped matmul"  # the kernel that multiplies by experts, each
 
 class CompileRequest(Value):
     """A plan as JSON, its topology as the compiler names it, and the file for the program's text.
-
     `rates` price its schedule, if given. `beyond_hbm`: compile even what exceeds the chip's memory.
     """
 

@@ -126,7 +126,6 @@ def _data_faults(spec: SpecInstance, data: _Values) -> Iterator[Fault]:
 
 
 def has_scheme(path: object) -> bool:
-    """Return whether a value is an address of any scheme, where a path is wanted."""
     return isinstance(path, str) and "://" in path
 
 

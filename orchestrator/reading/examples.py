@@ -121,10 +121,9 @@ def examples() -> dict[str, str]:
 def create(
     path: Path | None = None, example: str | None = None, overrides: Sequence[str] = ()
 ) -> Path:
-    """Write the starter, an example or another spec as a spec of that name, with its schema.
-
-    It keeps the comments, has the overrides, and finds its files from its new place. An existing
-    spec is never overwritten. Without a path it is named after its example.
+    """Write the starter, an example or another spec as a spec of that name, with its schema. It
+    keeps the comments, has the overrides, and finds its files from its new place. An existing spec
+    is never overwritten. Without a path it is named after its example.
     """
     if path is None and example is None:
         raise Usage("name the file to write, for example my-run.yaml")
@@ -168,7 +167,6 @@ def _changed(source: Path, path: Path, base: Path, overrides: Sequence[str]) -> 
 
 
 def _write_schema(folder: Path) -> None:
-    """Write the schemas that the specs and studies of a folder name in their first line."""
     for name, schema in {_SCHEMA: schemas.spec_schema, _STUDY_SCHEMA: schemas.study_schema}.items():
         file = folder / name
         file.parent.mkdir(exist_ok=True)

@@ -18,7 +18,6 @@ _SECTIONS = ("experiment", "resources", "run", "cluster", "tracking")
 
 
 def _names_of_others(table: dict[str, str]) -> dict[str, list[str]]:
-    """Return our names by what other programs call them."""
     ours: dict[str, list[str]] = {}
     for name, others in table.items():
         for other in others.split():
@@ -136,7 +135,6 @@ def is_legal(text: str, schema: Schema) -> bool:
 
 
 def may_mean_either(types: set[str]) -> bool:
-    """Return whether a field holds text as well as truth values, which look alike."""
     return types >= {"boolean", "string"}
 
 

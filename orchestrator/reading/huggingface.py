@@ -53,8 +53,6 @@ def _text_model(source: SpecText, name: str | None) -> Model:
 
 
 class _Config:
-    """One config.json: its values, the places of its keys, and its problems."""
-
     def __init__(self, source: SpecText) -> None:
         self.values = _json(source)
         root, self.problems = parse(source)

@@ -93,7 +93,6 @@ def window_pattern(family: Family, values: dict[str, Any]) -> str | None:
 
 
 def _shortest(row: str) -> str:
-    """Return the shortest pattern that gives the row by repetition."""
     for length in range(1, len(row)):
         if (row[:length] * len(row))[: len(row)] == row:
             return row[:length]

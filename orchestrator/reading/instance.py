@@ -207,7 +207,6 @@ class SpecInstance:
 
 
 def dotted(path: KeyPath) -> str:
-    """Return a path as people write it."""
     return ".".join(map(str, path))
 
 

@@ -30,9 +30,8 @@ _START = "experiment.start.huggingface"
 
 
 def load(path: Path | SpecText, overrides: Sequence[str] = (), folder: Path | None = None) -> Spec:
-    """Return the spec of a file with `--set` overrides; `SpecProblems` has all that is wrong.
-
-    The files that it names are found from its folder, or from another.
+    """Return the spec of a file with `--set` overrides; `SpecProblems` has all that is wrong. The
+    files that it names are found from its folder, or from another.
     """
     source = nodes.read(path) if isinstance(path, Path) else path
     root, problems = nodes.parse(source)
@@ -55,7 +54,6 @@ def load(path: Path | SpecText, overrides: Sequence[str] = (), folder: Path | No
 
 
 def model_command(config: str) -> str:
-    """Return the command that makes a spec of a model's config.json."""
     setting = f"experiment.model={{huggingface: {config}}}"
     return shlex.join(["orch", "init", "my-run.yaml", FLAG, setting])
 
@@ -285,7 +283,6 @@ def _data_problems(spec: Spec, file: SpecInstance, folder: Path) -> Iterator[Pro
 
 
 def _data_paths(spec: Spec) -> Iterator[tuple[str, str]]:
-    """Yield every path of tokens, with its key."""
     sources = {"experiment.data": spec.experiment.data}
     if stages := spec.experiment.stages:
         sources = {f"experiment.stages.{n}.data": stage.data for n, stage in enumerate(stages)}
@@ -295,10 +292,7 @@ def _data_paths(spec: Spec) -> Iterator[tuple[str, str]]:
 
 
 def missing_inputs(spec: Spec, folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the key and path of each file that this machine lacks: hosts that train may have it.
-
-    Paths are relative to the folder of the spec. Buckets are not asked.
-    """
+    """Yield key and path of local files that this machine lacks: hosts that train may have them."""
     for key, path in _input_paths(spec):
         if not is_address(path) and not (folder / path).exists():
             yield key, path

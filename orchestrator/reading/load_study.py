@@ -26,8 +26,6 @@ _EXAMPLE = "for example vary: {resources.pods: [1, 2, 4]}"
 
 @dataclass(frozen=True)
 class _VariedKey:
-    """A key that is varied, where it stands, and its values."""
-
     key: str
     place: SpecPosition
     values: tuple[Node, ...]

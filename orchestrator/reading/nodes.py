@@ -1,5 +1,4 @@
 """Reads files as text, parses YAML text into nodes that know their place, and reads single values.
-
 The only file that knows PyYAML. Depth, number and aliases are refused before nodes are built, and
 every value stays the text that was written.
 """

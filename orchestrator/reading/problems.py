@@ -68,7 +68,6 @@ class SpecPosition:
 
     @property
     def text(self) -> str:
-        """Return what a message begins with."""
         name = self.source.name
         return f"{name}:{self.line}:{self.col}" if self.line else name
 
@@ -156,15 +155,12 @@ class SpecProblems(SpecError):
 
 
 def named_by(place: SpecPosition, key: str, problems: Iterable[Problem]) -> list[Problem]:
-    """Return the problems of a file that a key of a spec names, which stands at a place."""
     return [replace(problem, named_at=(place, key)) for problem in problems]
 
 
 def _printable(text: str) -> str:
-    """Return text that is safe for a terminal, with one column per character."""
     return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
 
 
 def shortened(text: str, most: int = SHOWN_VALUE) -> str:
-    """Return a text as a message repeats it."""
     return _printable(text if len(text) <= most else text[:most] + "...")

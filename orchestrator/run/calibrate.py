@@ -73,7 +73,6 @@ def _stored_profile(plan: Plan) -> _StoredProfile | None:
 
 
 def _measure_plan(plan: Plan) -> _StoredProfile:
-    """Return the newest profile of this machine, with the step of this rehearsal as well."""
     machine = _this_machine()
     stored = _newest(machine)
     known = stored.profile.timings if stored else ()
@@ -81,7 +80,6 @@ def _measure_plan(plan: Plan) -> _StoredProfile:
 
 
 def _measured_timings(plan: Plan) -> tuple[Timing, ...]:
-    """Time a large matmul on all cores, and the rehearsal's step."""
     measured = _measure(plan)
     if _step_spread(measured) > calibrated.STEADY_SPREAD:  # once more: the steadier one counts
         measured = min(measured, _measure(plan), key=_step_spread)

@@ -1,6 +1,5 @@
-"""Follow a run by its journal, on a named cluster or on emulated slices of this machine.
-
-On a named cluster the run goes on without its follower; a rehearsal ends with it.
+"""Follow a run by its journal, on a named cluster or on emulated slices of this machine. On a named
+cluster the run goes on without its follower; a rehearsal ends with it.
 """
 
 import shlex

@@ -39,8 +39,6 @@ class UnitsDone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """A task has ended, well or not."""
-
     task: str
 
 

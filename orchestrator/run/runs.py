@@ -63,10 +63,7 @@ def runs(storage: str | Path = RUNS, *, progress: Progress | None = None) -> lis
 
 
 def studies(storage: str | Path = RUNS, listed: Sequence[Run] = ()) -> list[StudyStatus]:
-    """Return all studies in a storage directory, by name, each with its runs.
-
-    `listed` are those that `runs(storage)` has just returned: they are not read again.
-    """
+    """Return all studies by name with their runs; those `listed` by `runs` are not read again."""
     found = journal.list_studies(folder(storage))
     return [study.status(listed=listed) for study in found]
 

@@ -85,10 +85,8 @@ def plans(
 
 
 def line_cut(spec: SpecSource, made: Plan | None = None) -> LineCut | None:
-    """Return the costliest line of a plan that a change cuts, by which share per token, the
-    overrides, and their plan.
-
-    `made` is the plan of the spec, where there is one already. None where no change helps.
+    """Return the costliest line that a change cuts, the share per token, the overrides and their
+    plan; None where no change helps. `made` is the spec's plan, if there is one already.
     """
     found = loaded(spec)
     return find_line_cut(found, made or plan(found))
@@ -157,7 +155,6 @@ def loaded(spec: SpecSource, overrides: Sequence[str] = ()) -> Spec:
 
 
 def planned(spec: SpecSource, stage: int | None) -> tuple[Spec, Plan]:
-    """Return a spec and its plan, or one stage as a spec and its plan in the run."""
     found = loaded(spec)
     made = plan(found, stage=stage)
     return (stage_spec(found, stage) if stage else found), made

@@ -50,8 +50,6 @@ Confirm: TypeAlias = Callable[[Proposal], bool]
 
 
 class Request(Value):
-    """A plan to carry out once, how, and for whom."""
-
     path: Path  # of the spec
     spec: Spec
     plan: Plan

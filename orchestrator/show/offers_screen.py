@@ -187,6 +187,5 @@ def odds_text(offer: Offer) -> str:
 
 
 def reasons(offers: Sequence[Offer]) -> list[tuple[str, str]]:
-    """Return how many offers have no plan, for each reason."""
     why = Counter(offer.reason.code for offer in offers if offer.reason)
     return [(fmt.count(number), _REASONS[code]) for code, number in why.most_common()]

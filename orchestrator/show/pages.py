@@ -167,7 +167,6 @@ def _run_page(
 
 
 def _proof(journal: Journal) -> tuple[Proof | None, str | None]:
-    """Return the proof of a run's plan, if there is one, or why it cannot be read."""
     try:
         return journal.proof(journal.full_plan(journal.run()).digest), None
     except JournalUnreadable as error:

@@ -1,7 +1,6 @@
-"""Lay out text for terminals: titles, paragraphs and tables in blocks, within a width.
-
-Only a terminal gets styles. rich is not used: its tables cut wide columns and words, and have
-neither columns that go on below nor bars in the room that is left.
+"""Lay out text for terminals: titles, paragraphs and tables in blocks, within a width. Only a
+terminal gets styles. rich is not used: its tables cut wide columns and words, and have neither
+columns that go on below nor bars in the room that is left.
 """
 
 import re
@@ -92,11 +91,10 @@ class Title:
 @dataclass(frozen=True)
 class Table:
     """Rows of cells. `columns` has a letter each: `<` left, `>` right, and `w` for a last column
-    whose text wraps. By default all columns but the first are numbers, to the right.
-
-    `bars` has a size per row, drawn as a share of the largest in the room that is left.
-    `row_styles` are by row number. Where columns are `spare`, a row that is too wide loses them,
-    the first first, to stay one line to search for; otherwise it goes on below.
+    whose text wraps. By default all columns but the first are numbers, to the right. `bars` has a
+    size per row, drawn as a share of the largest in the room that is left. `row_styles` are by row
+    number. Where columns are `spare`, a row that is too wide loses them, the first first, to stay
+    one line to search for; otherwise it goes on below.
     """
 
     rows: Sequence[Sequence[str]]
@@ -154,7 +152,6 @@ class Table:
         ]
 
     def _fitting(self, chosen: Sequence[int], width: int) -> list[str]:
-        """Return the chosen columns, closer together where they are too wide."""
         lines = [line.rstrip() for line in self._aligned(chosen, self.gap)]
         if max(map(len, lines)) > width:
             lines = [line.rstrip() for line in self._aligned(chosen, 1)]
@@ -253,7 +250,6 @@ def screen(*blocks: Iterable[Part]) -> Screen:
 
 
 def paragraph(text: str, style: str = "") -> Text:
-    """Return a paragraph that is indented as the text is."""
     inner = text.lstrip(" ")
     return Text(inner, " " * (len(text) - len(inner)), style=style)
 
@@ -283,7 +279,6 @@ def closing(sentence: str, command: str | None = None) -> list[Part]:
 
 
 def table(head: Row, rows: Iterable[Row], columns: str = "") -> list[Part]:
-    """Return rows below their head; nothing without rows."""
     listed = list(rows)
     return [Table([head, *listed], columns)] if listed else []
 
@@ -298,7 +293,6 @@ def indent(parts: Iterable[Part], by: int = 2) -> list[Part]:
 
 
 def section(name: str, parts: Sequence[Part], by: int = 2) -> list[Part]:
-    """Return indented parts below their name; nothing without parts."""
     return indent([heading(name), *indent(parts)], by) if parts else []
 
 

@@ -150,13 +150,11 @@ def _costs(ratio: float) -> str:
 
 
 def _figure(diff: PlanDiff, key: str) -> tuple[float, float]:
-    """Return a figure of both forecasts; 0 where a forecast lacks it."""
     pair = next((pair for pair in diff.figures if pair.key == key), None)
     return (float(pair.first or 0), float(pair.second or 0)) if pair else (0.0, 0.0)
 
 
 def _figure_row(diff: PlanDiff, key: str, show: ui.Show, *names: str) -> list[ui.Row]:
-    """Return a row of a figure of both forecasts, or none where neither has it."""
     first, second = values = _figure(diff, key)
     change = fmt.signed_points(second - first) if show is fmt.percent else _change(*values)
     shown = (show(value) if value else "-" for value in values)
@@ -164,7 +162,6 @@ def _figure_row(diff: PlanDiff, key: str, show: ui.Show, *names: str) -> list[ui
 
 
 def _change(first: float, second: float) -> str:
-    """Return the change in percent, or as a multiple where it is large."""
     if first == second:
         return "same"
     if not first or not second:

@@ -245,7 +245,6 @@ def stages_screen(
 
 
 def _placed(plan: Plan) -> ui.Row:
-    """Return what a mesh holds: the batch, what is recomputed, and the memory of a device."""
     memory = fmt.in_memory(plan.forecast.memory_bytes_per_device)
     return plan_text.in_microbatches(plan.batch), summary_of(plan.remat), memory
 

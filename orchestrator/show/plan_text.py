@@ -80,7 +80,6 @@ def _with_interval(estimate: Estimate, show: ui.Show) -> str:
 
 
 def _time_and_cost(forecast: Forecast, share: float) -> list[str]:
-    """Return the days and dollars that a share of all tokens is likely to take."""
     takes = [likely(scale(forecast.days, share), fmt.lasting)]
     if forecast.dollars is not None:
         takes.append(likely(scale(forecast.dollars, share), fmt.dollars))

@@ -260,6 +260,5 @@ _SCREENS: dict[str, Callable[..., _Texts]] = {
 
 
 def say_end(event: events.ProgressEvent) -> None:
-    """Say how a run ended whose logs are followed, apart from their lines."""
     if isinstance(event, events.RunUpdate):
         echo(f"{event.run.run}: {event.run.state}", err=True)

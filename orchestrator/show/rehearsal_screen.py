@@ -45,12 +45,10 @@ def rehearsal_screen(full: Plan, small: Plan, steps: int, changes: Sequence[str]
 
 
 def _labels(rows: Sequence[ui.Row]) -> ui.Table:
-    """Return labelled lines, all labels as wide as the widest of any run's."""
     return ui.Table([(f"{name:8}", text) for name, text in rows], "<w", gap=1)
 
 
 def _expectation(plan: Plan) -> list[ui.Row]:
-    """Return the expected step on this machine."""
     if plan.chip_profile is None:
         return []
     forecast, step_s = plan.forecast, plan.forecast.step_s

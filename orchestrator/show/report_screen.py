@@ -205,12 +205,10 @@ def loss_text(loss: float) -> str:
 
 
 def spread(steps: Spread) -> str:
-    """Return the range from low to high: `127 to 422 ms`."""
     return fmt.span(fmt.seconds(steps.low), fmt.seconds(steps.high))
 
 
 def _main_ratio(report: Report) -> Ratio | None:
-    """Return the prediction that counts: the expected step, or else the lower bound."""
     against = report.gap.against if report.gap else None
     return next((ratio for ratio in report.ratios if ratio.against == against), None)
 

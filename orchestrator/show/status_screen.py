@@ -182,7 +182,6 @@ def attempt_time(attempt: Attempt, now_s: float) -> str:
 
 
 def cause(attempt: Attempt) -> str:
-    """Return the rank that died first and the first line of its error."""
     rank = attempt.first_dead_rank
     dead = f"rank {rank} died first" if rank is not None else ""
     text = ": ".join(part for part in (dead, first_line(attempt.error)) if part)
@@ -202,11 +201,7 @@ def _verdict(status: Status) -> str:
 
 
 def next_run_command(run: Run, named: str, storage: Path) -> str:
-    """Return the next command for a run: follow it, compare it with its plan, or resume it.
-
-    One that ended before its first step would end so again: its logs come first, or else a check
-    of this machine.
-    """
+    """Return the next command for a run; logs or a check come first where no step was done."""
     if run.state in LIVE:
         return run_command("logs", named, storage, "-f")
     if run.state == "succeeded":

@@ -105,7 +105,6 @@ def reserved_name(address: str) -> str | None:
 
 
 def input_path(spec_folder: Path, text: str) -> Path:
-    """Return the path of an input: an address, or a path that begins at the spec's folder."""
     return folder(text) if is_address(text) else spec_folder / text
 
 
@@ -180,7 +179,6 @@ def check_regular(path: Path) -> int:
 
 
 def read_regular(path: Path) -> bytes:
-    """Return the content of a regular file or an object that is not too large."""
     if check_regular(path) > _MOST_BYTES:
         raise OSError(errno.EFBIG, f"is larger than {_MOST_BYTES:,} bytes")
     stored = stored_input(path)

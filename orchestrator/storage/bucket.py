@@ -1,9 +1,7 @@
-"""A bucket: objects that are created once, replaced, read, listed and deleted, with their faults.
-
-A response may be lost: a creation that "exists", or is not answered, reads the object, which is its
-own with these bytes. Where it matters who was first, the bytes must name their writer.
-
-Errors are `OSError`s with a plain text: `FileExistsError`, `FileNotFoundError`, or another one.
+"""A bucket: objects that are created once, replaced, read, listed and deleted, with their faults. A
+response may be lost: a creation that "exists", or is not answered, reads the object, which is its
+own with these bytes. Where it matters who was first, the bytes must name their writer. Errors are
+`OSError`s with a plain text: `FileExistsError`, `FileNotFoundError`, or another one.
 """
 
 import errno
@@ -34,8 +32,6 @@ GCS_ENDPOINT, _S3_ENDPOINT = "STORAGE_EMULATOR_HOST", "AWS_ENDPOINT_URL"
 
 
 class StoredObject(Value):
-    """An object: its name in the bucket, its size, its version, and when it was written."""
-
     name: str
     size: int
     version: str

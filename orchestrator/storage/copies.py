@@ -1,5 +1,4 @@
 """The copy of a run's folder on this machine: the bucket is written first, the copy updated first.
-
 Every function does nothing for other paths, and says so by its result. A copy decides nothing.
 """
 

@@ -1,8 +1,6 @@
 """Files that grow, on a bucket whose objects do not: an object for each part, named by its offset.
-
 `steps.jsonl` is `steps.jsonl/000000000000000` and so on, each created once, and
-`steps.jsonl/begin`, which says who writes it. A part whose answer was lost is created again, with
-the same bytes.
+`steps.jsonl/begin`, which says who writes it. A part whose answer was lost is created again.
 
 `python -m orchestrator.storage.segments ADDRESS` writes another process's output, and outlives it.
 """

@@ -1,6 +1,5 @@
-"""Trackers, where the user's own commands chose to record each run, and how much is recorded.
-
-A choice is a small file in the user's state directory, by run id; the command that starts a remote
+"""Trackers, where the user's own commands chose to record each run, and how much is recorded. A
+choice is a small file in the user's state directory, by run id; the command that starts a remote
 driver passes it on. Without one, as for runs submitted elsewhere, MLFLOW_TRACKING_URI counts, or
 else the database with the runs.
 """
@@ -48,16 +47,14 @@ class Tracker(Protocol):
     def sync(
         self, journal: Journal, run: Run, destination: Destination, on_steps: Callable[[int], None]
     ) -> None:
-        """Send what the record lacks of a run, and note its id with `journal.track`.
-
-        It may be interrupted and repeated: nothing is missing or doubled afterwards. `on_steps`
-        hears how many steps are recorded; `NotRecorded` says why no more can be sent now.
+        """Send what the record lacks of a run, and note its id with `journal.track`. It may be
+        interrupted and repeated: nothing is missing or doubled afterwards. `on_steps` hears how
+        many steps are recorded; `NotRecorded` says why no more can be sent now.
         """
         ...
 
 
 def find_tracker(name: str) -> Tracker:
-    """Return a new tracker: built in, an entry point, or `package.module:class`."""
     tracker: Tracker = plugins.load("tracker", name, plugins.TRACKERS)()
     return tracker
 

@@ -141,9 +141,8 @@ def short(full_digest: str) -> str:
 def about(
     *examples: Any, notation: str | None = None, default: Any = None, **constraints: Any
 ) -> Meta:
-    """What the schema publishes about a field, besides what the docstring of its class says.
-
-    A file may write the value in a `notation` (15T, 10%, auto), and leave out what has a `default`.
+    """What the schema publishes about a field, besides what the docstring of its class says. A file
+    may write the value in a `notation` (15T, 10%, auto), and leave out what has a `default`.
     """
     more = {"notation": notation, "default": default}
     return Meta(

@@ -1,5 +1,4 @@
 """A Spec, which says what to train and on which chips. It holds nothing computed and no secrets.
-
 Docstrings, descriptions, bounds and examples are published: the JSON Schema of a spec is generated
 from them by `orchestrator.reading.schema`, which also knows the notations.
 """
@@ -175,10 +174,9 @@ class StartingWeights(Value):
 
 
 class TrainingStage(Value):
-    """A part of the training with a batch, an optimizer and data of its own.
-
-    `restarts_schedule`: the learning rate has a schedule that begins with this stage. Only a
-    rehearsal has a `mesh` and a `remat` here, those of the stage that it copies.
+    """A part of the training with a batch, an optimizer and data of its own. `restarts_schedule`:
+    the learning rate has a schedule that begins with this stage. Only a rehearsal has a `mesh` and
+    a `remat` here, those of the stage that it copies.
     """
 
     tokens: int

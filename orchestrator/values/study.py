@@ -105,12 +105,10 @@ class TrialStart(Value):
 
 
 class StudyStatus(Value):
-    """The state of a study at `read_at_s`.
-
-    It is `running` while a run of it is live or about to start, `succeeded` when every repeat of
-    every trial has, and `stopped` otherwise: submitting it again continues it. `done` of the
-    `total` repeats have succeeded, or diverged in a sweep; `runs` are all that were started and not
-    removed, in order.
+    """The state of a study at `read_at_s`. It is `running` while a run of it is live or about to
+    start, `succeeded` when every repeat of every trial has, and `stopped` otherwise: submitting it
+    again continues it. `done` of the `total` repeats have succeeded, or diverged in a sweep; `runs`
+    are all that were started and not removed, in order.
     """
 
     study: str

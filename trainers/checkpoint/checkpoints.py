@@ -34,8 +34,6 @@ class _ListedSave(NamedTuple):
 
 
 class SaveLog(Protocol):
-    """The checkpoints of a run, for one of its attempts."""
-
     def recorded(self) -> Sequence[SavedCheckpoint | _ListedSave]:
         """Return the newest checkpoints that count, the newest last."""
         ...

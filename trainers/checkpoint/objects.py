@@ -80,7 +80,6 @@ class StepObjects:
         """A damaged step stays where it is, as another attempt saves under another name."""
 
     def sweep(self, owner: step_folders.Owner) -> None:
-        """Remove the steps that an owner and those before it did not finish."""
         for name in self.names():
             if owner_of(name) <= owner and not self.is_whole(name):
                 self.delete(name)

@@ -1,7 +1,6 @@
-"""The saved steps in a folder: each appears and disappears as a whole, and has checksums.
-
-Orbax writes and reads them, but restores flipped bits and casts types silently: so each process
-sums its shards before a step becomes visible, and a restore first checks sums and shapes.
+"""The saved steps in a folder: each appears and disappears as a whole, and has checksums. Orbax
+writes and reads them, but restores flipped bits and casts types silently: so each process sums its
+shards before a step becomes visible, and a restore first checks sums and shapes.
 """
 
 import errno
@@ -51,7 +50,6 @@ class StepFolders:
     folder: Path
 
     def names(self) -> list[str]:
-        """Return the names of the saved steps, oldest first."""
         names = [path.name for path in self.folder.iterdir() if NAME.fullmatch(path.name)]
         return sorted(names, key=age)
 

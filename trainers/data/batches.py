@@ -92,8 +92,6 @@ def batch_source(plan: Plan, folder: Path = Path(), *, verify: bool = False) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class DataProgress:
-    """How far a run is in its data."""
-
     original: Plan  # that the run began with
     sequences_between: Callable[[int, int], int]  # those of steps of a stage, from and to
 

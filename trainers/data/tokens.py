@@ -1,9 +1,8 @@
-"""Batches from a token set on disk, shuffled by epoch.
-
-The set is a ring of tokens, cut into windows of `length` tokens without end. An epoch is the next
-`tokens // length` windows, in its own order: it uses no token twice and leaves out fewer than
-`length`, with which the next begins. A window is read with one more token, its last target. Stages
-follow one another in the ring, so none repeats what another has used while the set lasts.
+"""Batches from a token set on disk, shuffled by epoch. The set is a ring of tokens, cut into
+windows of `length` tokens without end. An epoch is the next `tokens // length` windows, in its own
+order: it uses no token twice and leaves out fewer than `length`, with which the next begins. A
+window is read with one more token, its last target. Stages follow one another in the ring, so none
+repeats what another has used while the set lasts.
 """
 
 from collections.abc import Iterable
@@ -102,8 +101,6 @@ _READERS = 32  # of windows of a bucket at once: an answer takes tens of millise
 
 @dataclass(frozen=True)
 class _TokenSet:
-    """The tokens of a manifest as one sequence."""
-
     path: Path
     manifest: Manifest
     _shards: tuple[np.ndarray | _StoredTokens, ...] = field(repr=False)
@@ -214,7 +211,6 @@ class ShuffledWindows:
 
 def _permuted(indices: np.ndarray, size: int, *, seed: int, epoch: int) -> np.ndarray:
     """Return the indices in the pseudo-random order of (seed, epoch), which permutes 0 .. size - 1.
-
     A Feistel network permutes 2^(2h) >= size numbers; an image outside `size` goes through it
     again. So the whole is a bijection, and an epoch needs no list in memory.
     """

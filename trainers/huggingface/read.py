@@ -206,7 +206,6 @@ class _WeightFolder:
         return tuple(self._arrays[name].get_shape())
 
     def read(self, name: str, *part: slice) -> np.ndarray:
-        """Read a part of an array, as stored."""
         with _errors(self.path):
             array: np.ndarray = self._arrays[name][part]
             return array

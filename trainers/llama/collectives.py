@@ -1,5 +1,4 @@
 """The collectives of the trainer, with their backward passes where autodiff would choose others.
-
 Every loss and gradient is this chip's part of a sum: the transpose of a gather is a reduce-scatter.
 Every operation names the ledger's `line` that prices it.
 """
@@ -78,7 +77,6 @@ _Shardings = tuple[P, ...]  # of each leaf
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def all_gather(x: jax.Array, axes: _Axes, dimension: int) -> jax.Array:
-    """The shards of all chips, concatenated along a dimension."""
     if jax.lax.axis_size(axes) == 1:
         return x
     with line(_LINES[axes][0]) if axes in _LINES else nullcontext():
@@ -159,10 +157,9 @@ def all_reduce(x: jax.Array, axes: _Axes) -> jax.Array:
 
 
 def reduce_gradients(gradients: _Leaves, shardings: _Shardings, wire: Any) -> _Leaves:
-    """The gradients of parameters, summed in fp32 over all chips that have a replica.
-
-    First within one copy of all parameters, then over replicas: scatter over `data`, add over
-    `pods`, gather back. So only 1/data of it crosses pods.
+    """The gradients of parameters, summed in fp32 over all chips that have a replica. First within
+    one copy of all parameters, then over replicas: scatter over `data`, add over `pods`, gather
+    back. So only 1/data of it crosses pods.
     """
     with line("gradient_reduction"):
         sums = []

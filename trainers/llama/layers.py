@@ -1,7 +1,6 @@
-"""The sublayers of a block as each chip runs them: attention and MLP, and what both need.
-
-b sequences, S positions split s ways over `sequence`, D d_model, F d_ff, N heads, K KV heads,
-H head_dim; Y ways of `tensor` (KV heads: K/Y, at least one), X ways of a matrix's d_model
+"""The sublayers of a block as each chip runs them: attention and MLP, and what both need. b
+sequences, S positions split s ways over `sequence`, D d_model, F d_ff, N heads, K KV heads, H
+head_dim; Y ways of `tensor` (KV heads: K/Y, at least one), X ways of a matrix's d_model
 """
 
 from collections.abc import Callable, Mapping, Sequence

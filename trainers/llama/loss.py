@@ -1,8 +1,6 @@
-"""Next-token loss over a vocabulary split over `tensor`, one chunk of tokens at a time.
-
-M tokens of this tensor group, C tokens of a chunk, D d_model, V/Y words of this chip
-
-The logits [M, V] are never whole, nor computed twice.
+"""Next-token loss over a vocabulary split over `tensor`, one chunk of tokens at a time: the logits
+[M, V] are never whole, nor computed twice. M tokens of this tensor group, C tokens of a chunk, D
+d_model, V/Y words of this chip.
 """
 
 from collections.abc import Callable
@@ -54,11 +52,10 @@ class Logits(NamedTuple):
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def token_loss(x: jax.Array, table: jax.Array, targets: jax.Array, how: Logits) -> Loss:
-    """This chip's share of the sum over tokens: the shares of a tensor group add up to it.
-
-    x [M, D] and targets [M] are those of the group; table [D, V/Y] has the chip's words, or [D/X,
-    V/Y] where `how` has a split. A token's penalty is how.z_loss x its log-sum-exp squared. Columns
-    beyond `how.vocab` have no probability.
+    """This chip's share of the sum over tokens: the shares of a tensor group add up to it. x [M, D]
+    and targets [M] are those of the group; table [D, V/Y] has the chip's words, or [D/X, V/Y] where
+    `how` has a split. A token's penalty is how.z_loss x its log-sum-exp squared. Columns beyond
+    `how.vocab` have no probability.
     """
     return _forward(x, table, targets, how)[0]
 

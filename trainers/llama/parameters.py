@@ -22,9 +22,8 @@ Parameters = dict[str, Any]  # as `leaves`, with arrays for leaves
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter. Matrices start normal, with `deviation`; vectors start at `start`.
-
-    What `shape` has beyond `filled` starts at zero and stays there: rows that no token has.
+    """A parameter. Matrices start normal, with `deviation`; vectors start at `start`. What `shape`
+    has beyond `filled` starts at zero and stays there: rows that no token has.
     """
 
     shape: tuple[int, ...]
@@ -68,7 +67,6 @@ def shardings(model: Model) -> Parameters:
 
 
 def matrices(model: Model) -> Parameters:
-    """Return which parameters are matrices: these decay, norms and biases do not."""
     return jax.tree.map(lambda leaf: leaf.is_matrix, leaves(model))
 
 

@@ -106,7 +106,6 @@ def _product(axes: Iterable[str], letters: Mapping[str, str] = _LETTERS) -> str:
 
 
 def _attention_flops(block: Block) -> str:
-    """Return forward and backward FLOPs of a token's attention in one layer."""
     scores, values = (
         [dimension.axis for dimension in tensor.dimensions]
         for tensor in (block.attention.queries, block.attention.result)

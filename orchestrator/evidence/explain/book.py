@@ -193,9 +193,7 @@ def _answer(
 def bounds(
     sheet: Worksheet, axes: AxisCounts, axis_bytes_per_s: str, bytes_of_element: int, head: str
 ) -> Iterator[DerivationSection]:
-    """Yield FSDP, tensor, and both together, which depend on the rates of the links. The book
-    assumes two bytes per element. `head` is the size of the unembedding.
-    """
+    """Yield FSDP, tensor, and both, at two bytes per element. `head` is the unembedding's size."""
     scale = "" if bytes_of_element == 2 else f"{bytes_of_element} / 2 * "
     is_mixture = F_ALL in sheet.numbers
     token, every = (F_TOKEN, F_ALL) if is_mixture else ("F", "F")
@@ -249,14 +247,12 @@ def bounds(
 def _compute_bound(
     sheet: Worksheet, question: formula.QuestionCode, least: str, tokens: str = "tokens"
 ) -> Verdict:
-    """Return tokens against the least that are compute-bound."""
     times = sheet[tokens] / sheet[least]
     figures = {"times": times, "tokens": sheet[tokens], "least": sheet[least]}
     return Verdict(question=question, holds=times > 1, figures=figures)
 
 
 def mixed_times(numbers: Mapping[str, float], least: str) -> float:
-    """Return tokens per chip over the least that are compute-bound."""
     return numbers["tokens"] / numbers[_deciding(numbers, least)]
 
 
@@ -291,7 +287,6 @@ def mlps(sheet: Worksheet, axes: AxisCounts) -> Iterator[DerivationSection]:
 
 
 def _with_width(formulas: Iterable[Formula], width: str) -> list[Formula]:
-    """Return formulas with another symbol in place of F."""
     return [replace(each, text=re.sub(r"\bF\b", width, each.text)) for each in formulas]
 
 

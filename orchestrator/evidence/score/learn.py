@@ -1,9 +1,8 @@
-"""The constants that bring expected steps nearest to measured ones, and how sure they are.
-
-The model is linear in its unknowns (the inverse of each efficiency, the exposed share, seconds),
-fitted to relative errors by robust least squares, with bounds and priors; a chip's matmul
-efficiency has that of chips with an equal matrix unit. Leaving out documents, sources or software
-one after another shows how far unseen runs stray.
+"""The constants that bring expected steps nearest to measured ones, and how sure they are. The
+model is linear in its unknowns (the inverse of each efficiency, the exposed share, seconds), fitted
+to relative errors by robust least squares, with bounds and priors; a chip's matmul efficiency has
+that of chips with an equal matrix unit. Leaving out documents, sources or software one after
+another shows how far unseen runs stray.
 """
 
 from collections.abc import Callable, Iterator
@@ -178,7 +177,6 @@ def _range_of(axis: str, rows: list[dict[str, float]]) -> Range:
 
 
 def _ranges_of_chips(samples: list[Sample]) -> dict[str, dict[str, Range]]:
-    """Return the ranges of axes that each kind of chip has for itself."""
     ranges: dict[str, dict[str, Range]] = {}
     for axis in PER_CHIP:
         rows: dict[str, list[dict[str, float]]] = {}
@@ -292,7 +290,6 @@ by_software: Key = attrgetter("run.software.name")
 
 
 def held_out(samples: list[Sample], key: Key) -> Iterator[tuple[str, list[Sample], list[Sample]]]:
-    """Yield each key, the rows of all others, and its own, which are held out."""
     for name in sorted(set(map(key, samples))):
         yield name, [s for s in samples if key(s) != name], [s for s in samples if key(s) == name]
 
@@ -445,10 +442,9 @@ def _stray(sample: Sample, fitted: _Constants, constants: _Constants) -> float:
 
 
 def _spread(strays: list[_Stray]) -> float:
-    """Return the factor within which 80 % of runs predicted from other keys lie, as a log.
-
-    Keys weigh alike, whatever the number of their rows: a table of one model on more and more
-    slices is one experience. The next run has one more key, which n keys cover to (n + 1) / n.
+    """Return the factor within which 80 % of runs predicted from other keys lie, as a log. Keys
+    weigh alike, whatever the number of their rows: a table of one model on more and more slices is
+    one experience. The next run has one more key, which n keys cover to (n + 1) / n.
     """
     if not strays:
         return 0.0

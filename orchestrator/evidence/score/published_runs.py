@@ -104,10 +104,9 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._/+-]*")
 
 
 class _RunSoftware(Value):
-    """A run's program; `assumed` names the columns that its row does not state.
-
-    `kernel` of attention: `splash-fused` has one backward kernel, `fused` is unnamed by the source,
-    `none` has scores in HBM. A figure averages `steps`, or a `run` with evaluations and saves.
+    """A run's program; `assumed` names the columns that its row does not state. `kernel` of
+    attention: `splash-fused` has one backward kernel, `fused` is unnamed by the source, `none` has
+    scores in HBM. A figure averages `steps`, or a `run` with evaluations and saves.
     """
 
     name: str

@@ -42,9 +42,7 @@ def _flop_count(run: PublishedRun) -> _FlopCount | None:
 
 
 def _attention_share(run: PublishedRun, local: float, whole: float = 1.0) -> float:
-    """Return attention of all layers over that of global layers with the columns' heads. `local` is
-    that of a layer with a window, `whole` of one without.
-    """
+    """Return attention of all layers over global ones; `local` has a window, `whole` has none."""
     window = run.window
     if window is None:
         return whole

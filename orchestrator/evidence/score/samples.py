@@ -118,7 +118,6 @@ def _layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Trainin
         raise Unscorable(f"its mesh {sizes} does not divide its model or lie on {topology}")
 
     def laid_out(sizes: dict[str, Any], links: Links) -> Training:
-        """Return the run on one mesh, or on many at once."""
         policy = _policy_of(run)
         return make_layout(request, sizes, run.sequences, run.microbatches, policy, links)
 
@@ -296,7 +295,6 @@ class Sample(Value):
 
     @property
     def averages_run(self) -> bool:
-        """Whether its figure includes what a run does between steps."""
         return self.run.software.averages == "run"
 
     @cached_property

@@ -47,9 +47,8 @@ _UNUSED = ("none", "minimal_flash")  # it recomputes all; an older name of minim
 
 
 def _keys_of_model(model: Model) -> _Keys:
-    """Return the model by MaxText's name where it has one, else by its sizes.
-
-    A model that MaxText does not have is not the one that these keys say.
+    """Return the model by MaxText's name where it has one, else by its sizes. A model that MaxText
+    does not have is not the one that these keys say.
     """
     block = _block(model)
     keys = {

@@ -33,8 +33,6 @@ _CONFIG = "src/maxtext/configs/base.yml"
 
 @dataclass(frozen=True)
 class _Unsaid:
-    """A key of a spec that MaxText has no words for, with its place in the file."""
-
     key: str
     value: str
     why: str
@@ -69,7 +67,6 @@ class MaxTextRun(Value):
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Return the flags as words of LIBTPU_INIT_ARGS."""
         return tuple(f"--{name}={_text(value)}" for name, value in self.flags.items())
 
 

@@ -1,5 +1,4 @@
 """Reads what a MaxText run is started with: YAML, `key=value` words, scripts, Kubernetes manifests.
-
 A script gives the training command's keys, the options of `xpk workload create` and the compiler's
 flags; a manifest gives its commands' words and slices. A benchmark by its name needs MaxText's
 Python file of benchmarks. Later sources override earlier ones.
@@ -44,8 +43,6 @@ class RecipeProblems(SpecError):
 
 @dataclass(frozen=True)
 class Setting:
-    """The value of a key, and where it is from."""
-
     value: Any
     place: str
 
@@ -180,8 +177,6 @@ def _check_alike(places: Mapping[tuple[str, str], str]) -> None:
 
 @dataclass(frozen=True)
 class _TrainingCommand:
-    """A command that trains, from its program on, and the line where it begins."""
-
     line: int
     words: str
 

@@ -27,7 +27,6 @@ def _table(name: str) -> dict[str, Any]:
 
 
 def models() -> dict[str, dict[str, Any]]:
-    """Return MaxText's models by name, each with its keys."""
     return _table("models.toml")
 
 
@@ -68,7 +67,6 @@ class UsedKeys:
         return key in self._given
 
     def accept(self, *keys: str) -> None:
-        """Let keys have any value."""
         self._used.update(keys)
 
     def number(self, key: str, unset: float | None = None) -> float:

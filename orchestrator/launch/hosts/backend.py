@@ -107,9 +107,7 @@ class _HostsAttempt(AbstractContextManager["_HostsAttempt"]):
             time.sleep(_POLL_S)
 
     def start(self, args: backend.WorkerArgs, slices: Sequence[str]) -> None:
-        """Give the order that starts one rank on each host of these slices. If another driver gives
-        one too, or a host is gone, the next event says so.
-        """
+        """Order a rank on each host; the next event tells of a rival order or a lost host."""
         hosts = self._watch.look()
         ranks: list[meetings.HostName] = []
         for chosen in slices:
@@ -287,7 +285,6 @@ class _MeetingClient:
         return job
 
     def _check_installed(self, archive: bytes | None) -> None:
-        """Refuse code that would have to travel."""
         if archive is not None:
             raise self._unusable("its hosts run their installed code: --code installed")
 

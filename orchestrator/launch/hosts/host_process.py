@@ -36,8 +36,6 @@ PROGRAM = "orchestrator.launch.hosts.host_process"
 
 @dataclass
 class _Host:
-    """A host, its meeting, and the process that it runs."""
-
     meeting: meetings.Meeting
     state: meetings.HostState
     devices: int | None = None
@@ -92,7 +90,6 @@ class _Host:
 
 
 def start_program(*words: str, env: dict[str, str] | None = None) -> "subprocess.Popen[bytes]":
-    """Start this program in a session of its own."""
     command = [*processes.MODULE, PROGRAM, *words]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=env, start_new_session=True)
 

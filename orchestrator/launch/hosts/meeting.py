@@ -1,9 +1,7 @@
-"""The folder, maybe of a bucket, in which the hosts of a run's slices and its driver meet.
-
-Each host replaces one file with its state. Orders are numbered and created exclusively: the slower
-of two drivers fails and looks again. Nobody lists the folder, whose listing may be cached for a
-minute. Only files of the user and of the folder's owner count; orders that do not are said and
-passed over, so that nobody can end the row of orders.
+"""The folder, maybe of a bucket, in which the hosts of a run's slices and its driver meet. Each
+host replaces one file with its state. Orders are numbered and created exclusively: the slower of
+two drivers fails and looks again. Nobody lists the folder: a listing may be cached for a minute.
+Only files of the user and of the folder's owner count; other orders are reported and skipped.
 """
 
 import errno

@@ -1,7 +1,5 @@
-"""One attempt at a run, as a Ray Train job on slices that are real or emulated.
-
-The driver starts it with an `AttemptSpec` as JSON, sends commands and gets events, a line of JSON
-each.
+"""One attempt at a run, as a Ray Train job on slices that are real or emulated. The driver starts
+it with an `AttemptSpec` as JSON, sends commands and gets events, a line of JSON each.
 """
 
 import logging
@@ -274,7 +272,6 @@ class _BoundGroup:
 
 
 def _set_address(name: str, address: str = "") -> None:
-    """Set a variable of this worker to an address: that of its node, if no other is given."""
     os.environ[name] = address or ray.util.get_node_ip_address()
 
 

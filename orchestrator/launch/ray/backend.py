@@ -1,7 +1,6 @@
-"""The client of a named cluster's job server, which a run needs only until it is submitted.
-
-`orch submit` also starts it as a Ray job without chips, to look at the cluster from inside: it
-takes a `PreflightRequest` as JSON and Ray's names, and prints a `PreflightReport` last.
+"""The client of a named cluster's job server, which a run needs only until it is submitted. `orch
+submit` also starts it as a Ray job without chips, to look at the cluster from inside: it takes a
+`PreflightRequest` as JSON and Ray's names, and prints a `PreflightReport` last.
 """
 
 import logging
@@ -51,8 +50,6 @@ _TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to 
 
 
 class _RayJobs:
-    """The jobs of a cluster."""
-
     def __init__(self, address: str) -> None:
         """Connect. `ClusterUnusable` when nothing answers there, or it wants another token."""
         self.address = address
@@ -165,8 +162,6 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 
 class RayBackend:
-    """Starts, watches and stops the processes of a run on Ray."""
-
     def emulate(self, plan: Plan, command: str) -> AbstractContextManager[PrivateCluster]:
         return private_cluster(emulated_hosts(plan), plan.devices_per_host, command)
 

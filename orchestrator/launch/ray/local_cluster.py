@@ -1,9 +1,7 @@
-"""A private Ray cluster that emulates slices on this machine, for as long as a `with` lasts.
-
-The supervisor, a process of its own, reads a `_ClusterRequest`, starts the nodes, runs one Ray job
-and reports events, a line of JSON each. When its input ends, because `orch` closed it or died, it
-kills all that the cluster started; if it is killed itself, its stand-in does, a copy that only
-waits.
+"""A private Ray cluster that emulates slices on this machine, for as long as a `with` lasts. The
+supervisor, a process of its own, reads a `_ClusterRequest`, starts the nodes, runs one Ray job and
+reports events, a line of JSON each. When its input ends, because `orch` closed it or died, it kills
+all that the cluster started; if it is killed itself, its stand-in does, a copy that only waits.
 """
 
 import os
@@ -36,8 +34,6 @@ _LONGEST_FOLDER = 40  # letters; a socket's path may have 107, and Ray needs the
 
 
 class _ClusterRequest(Value):
-    """A cluster to start, and the command to run on it."""
-
     mark: str
     folder: str
     hosts: tuple[EmulatedHost, ...]
@@ -278,7 +274,6 @@ def _serve(request: _ClusterRequest, out: TextIO) -> None:
 
 
 def _node(ports: Iterator[int]) -> dict[str, Any]:
-    """The options of every node, with ports of its own."""
     options = {
         "node_ip_address": LOOPBACK,
         "object_store_memory": _OBJECT_STORE_BYTES,

@@ -1,7 +1,6 @@
-"""The parts of Ray that are private or meant for tests; no other file uses any.
-
-Ray's public functions count resources as a whole, ask a dashboard that may be down, wait for ever,
-and start needless processes. Ray is pinned; tests/test_ray_private_api.py checks these parts.
+"""The parts of Ray that are private or meant for tests; no other file uses any. Ray's public
+functions count resources as a whole, ask a dashboard that may be down, wait for ever, and start
+needless processes. Ray is pinned; tests/test_ray_private_api.py checks these parts.
 """
 
 import inspect

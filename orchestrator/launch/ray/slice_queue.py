@@ -1,7 +1,6 @@
-"""The queue for the slices of a cluster: all or nothing, first come, first served.
-
-Ray gives slices one by one, so two runs could each hold half for ever. A run that fails keeps its
-place and its slices for a while: its retry comes before those who wait.
+"""The queue for the slices of a cluster: all or nothing, first come, first served. Ray gives slices
+one by one, so two runs could each hold half for ever. A run that fails keeps its place and its
+slices for a while: its retry comes before those who wait.
 """
 
 import time
@@ -37,10 +36,9 @@ class _QueueAnswer(Value):
 
 @dataclass
 class _QueuePosition:
-    """A run in the queue; `submitted_at_s` tells it from a removed one of the same key.
-
-    `job` asked last, for the newest `claim`; `slices` are its last. A `served` run wants none now.
-    `gone_at_s` is when its job was first seen to have ended.
+    """A run in the queue; `submitted_at_s` tells it from a removed one of the same key. `job` asked
+    last, for the newest `claim`; `slices` are its last. A `served` run wants none now. `gone_at_s`
+    is when its job was first seen to have ended.
     """
 
     run: str
@@ -55,10 +53,9 @@ class _QueuePosition:
 
 
 class _SliceQueue:
-    """The runs that want or have slices of a cluster, in the order in which they came.
-
-    A Ray actor on the head, without chip or secret, for every job of the cluster. If it dies, a new
-    one learns from requests who waits; only runs between two attempts lose their position.
+    """The runs that want or have slices of a cluster, in the order in which they came. A Ray actor
+    on the head, without chip or secret, for every job of the cluster. If it dies, a new one learns
+    from requests who waits; only runs between two attempts lose their position.
     """
 
     def __init__(

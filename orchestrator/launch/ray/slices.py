@@ -85,7 +85,6 @@ def slices_of(
 
 
 def kind_of(node: _Node) -> str | None:
-    """Ray's name of the kind of slice that a node belongs to."""
     return (node.get("Labels") or {}).get(_POD_TYPE)
 
 
@@ -101,7 +100,6 @@ def is_free(node: _Node, free: _Free) -> bool:
 
 
 def heads_of_others(nodes: Sequence[_Node], plan: Plan, chosen: Sequence[str]) -> list[_Node]:
-    """The first host of every slice of the plan's kind that is not chosen."""
     alive = [node for node in nodes if node["Alive"] and kind_of(node) == pod_type(plan)]
     heads = [node for node in alive if (node.get("Labels") or {}).get(WORKER_ID, "0") == "0"]
     return [node for node in heads if name_of(node) not in chosen]

@@ -1,5 +1,4 @@
 """Sort the buffers that are alive at the peak by class, and name them by the trainer's lines.
-
 Arguments go by the trainer's names. Compute copies are parameters in another type or order;
 gradients have a parameter's shape; kept activations exist once per layer; all else is working set.
 """

@@ -1,10 +1,8 @@
 """The collectives of a compiled program, as the trainer means them and as the compiler runs them.
-
 The compiler writes a reduce-scatter as an all-reduce of which each device keeps its slice, and an
 all-gather as an all-reduce of parts set into zeros: both take twice the bytes. A ring of permutes
-around a matrix product is a gather or a scatter, with the same bytes. Padded parts are moved into
-place by further permutes, no collectives of the trainer. The maker of the operand and the reader of
-the result tell the meaning.
+around a matrix product is a gather or a scatter, with the same bytes. Permutes that move padded
+parts are none. The maker of the operand and the reader of the result tell the meaning.
 """
 
 import re

@@ -80,7 +80,6 @@ class Dataflow:
     # --- forwards
 
     def readers(self, value: Value) -> list[tuple[Instruction, int]]:
-        """The instructions of its computation that read the value, and as which operand."""
         return self._readers[value.computation, value.name]
 
     def through(self, value: Value, reader: Instruction, place: int) -> list[Value]:
@@ -136,7 +135,6 @@ class Dataflow:
         return self.program.computations[value.computation]
 
     def _inner(self, caller: Instruction) -> Computation:
-        """The computation that a fusion or a call runs, or a loop repeats."""
         if caller.opcode == "while":
             return self.program.computations[_body(caller)]
         [called] = self.program.called(caller)

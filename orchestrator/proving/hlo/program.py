@@ -19,8 +19,6 @@ _LIBRARIES = {"jax", "jaxlib", "flax", "orchestrator"}
 
 @dataclass(frozen=True)
 class _SourceLine:
-    """A line of a file, in a function."""
-
     file: str
     function: str
     line: int
@@ -157,7 +155,6 @@ class Instruction:
 
     @cached_property
     def arrays(self) -> tuple[Array, ...]:
-        """The arrays of its result; more than one for a tuple."""
         return _arrays(self.shape)
 
     @cached_property

@@ -1,8 +1,7 @@
-"""Price a compiled program operation by operation, in the order in which it is scheduled.
-
-Fusions and copies have the compiler's estimate of cycles, kernels their FLOPs, transfers their
-links. A device computes one operation after another; a transfer runs during the operations between
-its start and its end, and a wait for its end is exposed.
+"""Price a compiled program operation by operation, in the order in which it is scheduled. Fusions
+and copies have the compiler's estimate of cycles, kernels their FLOPs, transfers their links. A
+device computes one operation after another; a transfer runs during the operations between its start
+and its end, and a wait for its end is exposed.
 """
 
 import re
@@ -84,8 +83,6 @@ class Round:
 
 @dataclass
 class Record:
-    """All that runs in a step."""
-
     work: list[Work] = field(default_factory=list)
     sent: list[Sent] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)

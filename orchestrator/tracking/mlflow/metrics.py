@@ -1,7 +1,6 @@
-"""Every metric by name, and the points of it that steps, plans, proofs and ends give.
-
-`views.json` shows each metric. The part of a name before the slash becomes a section of charts in
-MLflow. Names that people know from MaxText are the same here.
+"""Every metric by name, and the points of it that steps, plans, proofs and ends give. `views.json`
+shows each metric. The part of a name before the slash becomes a section of charts in MLflow. Names
+that people know from MaxText are the same here.
 """
 
 import math

@@ -1,8 +1,7 @@
-"""Runs the MLflow UI on this machine for as long as somebody needs it.
-
-`serving` starts this process, which leads a session with all that the MLflow server starts. When
-its input ends, because `orch` closed it or died, it ends the session; if it is killed, its stand-in
-does so: a copy that only waits.
+"""Runs the MLflow UI on this machine for as long as somebody needs it. `serving` starts this
+process, which leads a session with all that the MLflow server starts. When its input ends, because
+`orch` closed it or died, it ends the session; if it is killed, its stand-in does so: a copy that
+only waits.
 """
 
 import os

@@ -154,8 +154,6 @@ Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 
 
 class StoredRun(Value):
-    """An MLflow run as MLflow has it."""
-
     id: str
     experiment: str
     status: str
@@ -165,8 +163,6 @@ class StoredRun(Value):
 
 
 class Store:
-    """The runs of one experiment of one MLflow."""
-
     def __init__(self, where: Destination) -> None:
         require("run")
         for name, value in _LIMITS.items():
@@ -215,12 +211,10 @@ class Store:
                 raise
 
     def tagged(self, tag: str, value: str, most: int = _MOST_RUNS) -> list[StoredRun]:
-        """Return the runs that carry a tag, oldest first."""
         with in_plain_words(self.where):
             return [_stored(run) for run in self._search(tag, value, most, "ASC")]
 
     def metric_names(self, tag: str, value: str) -> set[str]:
-        """Return the metrics that the newest runs with a tag have."""
         with in_plain_words(self.where):
             runs = self._search(tag, value, _MOST_RUNS, "DESC")
             return {name for run in runs for name in run.data.metrics}

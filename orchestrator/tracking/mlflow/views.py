@@ -49,7 +49,6 @@ _PAGE: dict[str, Any] = {
 
 class _Chart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Metrics over the steps as `lines`, as `bars` of each run, or a point of each run at `x`, `y`.
-
     `points` shows where the lines have values. MLflow titles a point of each run by its metrics
     alone, so the section above explains it; other charts have a `title`, that of bars in two parts
     with a colon.
@@ -69,8 +68,6 @@ class _Chart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Charts side by side, under a name that says what they show."""
-
     name: str
     charts: list[_Chart]
 
@@ -80,8 +77,6 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A named list of sections, with up to `columns` charts in a row."""
-
     name: str
     sections: list[_Section]
     columns: int = 2
