@@ -283,7 +283,7 @@ def test_a_rehearsal_evaluates_a_batch(tmp_path: Path) -> None:
     small = rehearse(spec, make_plan(spec), steps=20)
     evaluation = small.spec.run.evaluation
     sequences = small.plan.batch.sequences
-    assert evaluation == EvaluationOptions(path=None, every=10, sequences=min(512, sequences))
+    assert evaluation == EvaluationOptions(path=None, every=2, sequences=min(512, sequences))
 
 
 # The journal, and what is made of it

@@ -23,8 +23,8 @@ class Group:
     def __len__(self) -> int:
         return 2
 
-    def execute(self, function: Callable[[], Any]) -> list[Any]:
-        return [function() for _ in range(2)]
+    def execute(self, function: Callable[..., Any], *values: Any) -> list[Any]:
+        return [function(*values) for _ in range(2)]
 
     def execute_single(self, rank: int, function: Callable[..., Any], *values: Any) -> Any:
         self.ran.append((rank, function.__name__, {}))

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from msgspec import structs
 
 from orchestrator import formatting, journal
 from orchestrator.journal import liveness
@@ -142,7 +143,7 @@ def test_a_run_that_is_not_recorded_yet_names_the_commands_that_record_and_show_
     assert text.startswith("not recorded yet: another process is recording it; completed by ")
     assert f"orch sync {run.run} --storage " in text
     assert ", shown by orch ui --storage " in text
-    assert "orch ui" not in _tracked_text(run, replace(busy, tracker="own", problem=None))
+    assert "orch ui" not in _tracked_text(run, structs.replace(busy, tracker="own", problem=None))
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def edit(copy: Path, path: str, before: str, addition: str) -> None:
 
 def test_an_mlp_is_its_matmuls(copy: Path) -> None:
     """A key of the spec selects them, and the plan counts their parameters."""
-    edit(copy, "values/model.py", "    tied: Annotated", "    bilinear: bool = False\n")
+    edit(copy, "values/model.py", "    tied: bool", "    bilinear: bool = False\n")
     mlp = copy / "orchestrator" / "network" / "mlp.py"
     text = mlp.read_text(encoding="utf-8")
     assert "if model.gated else TENSORS[1:]" in text

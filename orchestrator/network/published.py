@@ -18,7 +18,7 @@ from orchestrator.network.mlp import CHOICES, EXPERTS
 # The ends of names that are published without `.weight`.
 _WHOLE_NAMES = (
     ".bias", ".sinks", "_bias", ".layer_scalar", "router.scale", "router.per_expert_scale",
-    "experts.gate_up_proj", "experts.down_proj",
+    ".experts.gate_up_proj", ".experts.down_proj",
 )  # fmt: skip
 
 

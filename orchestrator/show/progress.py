@@ -246,7 +246,11 @@ _SCREENS: dict[str, Callable[..., _Texts]] = {
     "cluster ready": lambda **values: ("\n", screens.cluster_screen(**values)),
     "resumed": _resumed,
     "ended": _ended,
-    "study planned": lambda study: ("\n", _long("study_screens:forecast_screen")(study), "\n"),
+    "study planned": lambda forecast: (
+        "\n",
+        _long("study_screens:forecast_screen")(forecast),
+        "\n",
+    ),
     "trial started": _trial_started,
     "trial ended": lambda run, tracked: (
         f"  {tracked.tracker} {_tracked_text(run, tracked)}\n",

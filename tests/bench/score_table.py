@@ -62,9 +62,13 @@ def learned() -> str:
 def text_of(samples: list[Sample], constants: _Constants) -> str:
     """Return the file catalog/efficiency.toml."""
 
-    def informed(seconds: Callable[[Sample], float]) -> tuple[str, ...]:
+    dense = dense_of(samples)
+
+    def informed(
+        seconds: Callable[[Sample], float], among: list[Sample] = dense
+    ) -> tuple[str, ...]:
         """Return the rows with at least a percent of such work in their step."""
-        return tuple(s.run.id for s in samples if seconds(s) > 0.01 * s.measured_s)
+        return tuple(s.run.id for s in among if seconds(s) > 0.01 * s.measured_s)
 
     def is_flash(sample: Sample) -> bool:
         return sample.run.software.kernel == "flash"
@@ -79,11 +83,10 @@ def text_of(samples: list[Sample], constants: _Constants) -> str:
         "slice_hop_s": informed(lambda s: s.todo.hops * shared["slice_hop_s"]),
         "run_overhead_s": informed(lambda s: s.averages_run * shared["run_overhead_s"]),
         "run_share": informed(lambda s: s.averages_run * s.measured_s),
-        "row_move_s": informed(lambda s: float(s.todo.row_moves) * shared["row_move_s"]),
-        "bias_row_s": informed(lambda s: s.bias_rows * shared["bias_row_s"]),
-        "mask_products": informed(lambda s: s.masks_s),
+        "row_move_s": informed(lambda s: float(s.todo.row_moves) * shared["row_move_s"], samples),
+        "bias_row_s": informed(lambda s: s.bias_rows * shared["bias_row_s"], samples),
+        "mask_products": informed(lambda s: s.masks_s, samples),
     }
-    dense = dense_of(samples)
     every = tuple(s.run.id for s in dense)
     others = tuple(s.run.id for s in dense if s.run.software.name != REFERENCE)
     of_mixtures = tuple(s.run.id for s in samples if s.run.model.moe)
