@@ -23,7 +23,7 @@ from orchestrator.values.spec import Spec
 _ONE_SPEC = "the plan of one spec"
 _CHOSEN_SLICES = "the plan of chosen slices"
 # The most priced candidates of a plan for which changes that may cut its lines are planned too.
-_QUICK: dict[Detail, float] = {"brief": 0, "usual": 5_000, "full": math.inf}
+_QUICK: dict[Detail, float] = {"brief": 0, "usual": 1_500, "full": math.inf}
 _OFFER_OPTIONS = ("by", "budget", "chips", "prices", "html")
 
 
