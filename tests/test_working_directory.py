@@ -3,6 +3,7 @@
 import shutil
 import sys
 from importlib import metadata, util
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,10 @@ raise ImportError("this is the user's " + __name__)
 """
 
 
+def _is_here(name: str) -> bool:
+    return name in sys.builtin_module_names or PathFinder.find_spec(name) is not None
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a trainer, and a file for every module of Python and of what is installed.
@@ -28,9 +33,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     where.mkdir()
     names = {*sys.stdlib_module_names, *metadata.packages_distributions(), "orchestrator"}
     assert {"random", "typing", "json", "jax", "ray", "mlflow", "numpy", "orchestrator"} <= names
-    # A package without a file of its own, such as `google`, gives way to a module in any folder.
+    # A package without a file of its own, such as `google`, gives way to a module in any folder; so
+    # does one that this system lacks, such as `winreg`.
     names -= {"google", "librt", "mpl_toolkits", "opentelemetry", "orbax"}
-    for name in filter(str.isidentifier, names):
+    names = {name for name in names if name.isidentifier() and _is_here(name)}
+    for name in names:
         (where / f"{name}.py").write_text(TRAP.format(taken=str(where / "taken")))
     shutil.copy(toy.__file__, where / "my_bigram.py")
     monkeypatch.delenv("PYTHONPATH", raising=False)
