@@ -67,6 +67,7 @@ class Efficiency(Value):
 
 # Axes whose range is that of the runs on one kind of chip.
 PER_CHIP = ("chips", "host_share", "mfu", "mixture_mfu")
+NARROW = frozenset({"int8", "fp8"})  # types of products alone
 # How far the share of a narrower type is from that of bf16, where no run of the chip shows it.
 UNKNOWN_TYPE = 0.15
 
@@ -78,15 +79,14 @@ def efficiency(chip: str, compute: str = "bf16") -> Efficiency | None:
     if chip not in learned["matmul"]:
         return None
     matmul = learned["matmul"][chip]
-    if compute in {"int8", "fp8"}:
+    if compute in NARROW:
         unknown = matmul | {"unsure": UNKNOWN_TYPE, "rows": ()}
         matmul = learned["quantized"].get(chip_kind(chip, compute), unknown)
     # The ranges of all runs, and some among the runs of that kind of chip, in that type.
-    kind = chip_kind(chip, compute)
     ranges = {axis: ends for axis, ends in learned["range"].items() if axis not in PER_CHIP}
     for axis in PER_CHIP:
         of_chip = learned["range"][axis]
-        if ends := of_chip.get(kind if axis.endswith("mfu") else chip):
+        if ends := of_chip.get(range_kind(axis, chip, compute)):
             ranges[axis] = ends
     content = {
         **learned["shared"],
@@ -98,7 +98,12 @@ def efficiency(chip: str, compute: str = "bf16") -> Efficiency | None:
 
 
 def chip_kind(chip: str, compute: str) -> str:
-    return f"{chip}-{compute}" if compute in {"int8", "fp8"} else chip
+    return f"{chip}-{compute}" if compute in NARROW else chip
+
+
+def range_kind(axis: str, chip: str, compute: str) -> str:
+    """Return whose runs the range of an axis is that of: MFU is over the peak of a type."""
+    return chip_kind(chip, compute) if axis.endswith("mfu") else chip
 
 
 @cache

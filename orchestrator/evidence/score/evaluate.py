@@ -35,7 +35,6 @@ _HELD_OUT: dict[_HeldOut, tuple[learn.Key, str]] = {
     "group": (learn.by_group, "without each source and chip in turn"),
     "software": (learn.by_software, "without each software in turn"),
 }
-_NARROW = {"int8", "fp8"}
 _Runs = tuple[list[Sample], list[SkippedRow]]
 
 
@@ -157,13 +156,15 @@ def _score_of(
         summary=summary(rows, len(skipped)),
         dense=summary(dense_rows(rows), 0),
         mixtures=summary([row for row in rows if row.mixture], 0),
-        quantized=summary([row for row in rows if row.compute in _NARROW and not row.mixture], 0),
+        quantized=summary(
+            [row for row in rows if row.compute in published.NARROW and not row.mixture], 0
+        ),
     )
 
 
 def dense_rows(rows: Iterable[ScoredRow]) -> list[ScoredRow]:
     """Return the rows of dense models whose products are in the type of activations."""
-    return [row for row in rows if not (row.mixture or row.compute in _NARROW)]
+    return [row for row in rows if not (row.mixture or row.compute in published.NARROW)]
 
 
 def _software_summaries(rows: list[ScoredRow]) -> list[samples.SoftwareSummary]:

@@ -23,6 +23,7 @@ from orchestrator.catalog.published import (
     LearnedConstant,
     Range,
     chip_kind,
+    range_kind,
 )
 from orchestrator.evidence.score.samples import IN_PIECES, Sample, flash_cost
 from orchestrator.planning.expected import AXES, skew_share
@@ -119,7 +120,7 @@ class _Constants:
             | {
                 axis: ranges[kind]
                 for axis, ranges in self.of_chip.items()
-                if (kind := chip_kind(chip, compute) if axis.endswith("mfu") else chip) in ranges
+                if (kind := range_kind(axis, chip, compute)) in ranges
             },
         )
 
@@ -182,7 +183,7 @@ def _ranges_of_chips(samples: list[Sample]) -> dict[str, dict[str, Range]]:
         rows: dict[str, list[dict[str, float]]] = {}
         for sample in samples:
             values = sample.axis_values
-            kind = _type_of(sample) if axis.endswith("mfu") else sample.run.chip
+            kind = range_kind(axis, sample.run.chip, sample.run.compute)
             if values[axis] or not axis.endswith("mfu"):
                 rows.setdefault(kind, []).append(values)
         ranges[axis] = {kind: _range_of(axis, found) for kind, found in rows.items()}
@@ -208,8 +209,7 @@ def _equations(samples: list[Sample], unknowns: dict[str, _Unknown]) -> tuple[Fl
                 rows[i, column[name]] = seconds * weight
         target[i] = (sample.measured_s - given_s) * weight
 
-    priors = np.diag([1 / unknown.deviation for unknown in unknowns.values()])
-    means = np.array([unknown.mean / unknown.deviation for unknown in unknowns.values()])
+    priors, means = _priors(unknowns)
     # What is held near a multiple of another unknown: the other, the multiple, the deviation.
     ties = {_FLASH.name: (_ATTENTION.name, _FLASH_OVER_SPLASH, _FLASH_DEVIATION * _ATTENTION.mean)}
     for name in unknowns:
@@ -221,6 +221,12 @@ def _equations(samples: list[Sample], unknowns: dict[str, _Unknown]) -> tuple[Fl
         priors[i] = means[i] = 0.0
         priors[i, i], priors[i, column[other]] = 1 / deviation, -ratio / deviation
     return np.concatenate([rows, priors]), np.concatenate([target, means])
+
+
+def _priors(unknowns: dict[str, _Unknown]) -> tuple[Floats, Floats]:
+    """Return a row per unknown that holds it near its mean, over its deviation."""
+    priors = np.diag([1 / unknown.deviation for unknown in unknowns.values()])
+    return priors, np.array([unknown.mean / unknown.deviation for unknown in unknowns.values()])
 
 
 def _seconds_of(sample: Sample) -> tuple[dict[str, float], float]:
@@ -280,7 +286,6 @@ def _robust_least_squares(
 
 _TINY = 1e-9
 _INTERVAL_SHARE = 0.80
-_UNKNOWN_SHARE = UNKNOWN_TYPE  # of a constant that one key alone shows
 _UNKNOWN_SPREAD = log(2)  # if no other document is there to compare with
 
 Key = Callable[[Sample], str]
@@ -353,7 +358,7 @@ def _learn_rest(constants: _Constants, samples: list[Sample], key: Key) -> _Cons
     found, folds = _fit_rest(samples, constants), list(held_out(samples, key))
     without = [_fit_rest(train, constants) for _, train, _ in folds]
     names = (*(unknown.name for unknown in _OF_MIXTURES), *found.quantized)
-    unsure = dict.fromkeys(names, _UNKNOWN_SHARE)
+    unsure = dict.fromkeys(names, UNKNOWN_TYPE)
     if len(folds) > 1:
         unsure = _jackknife(found, without, names)
     found = replace(found, unsure=constants.unsure | unsure)
@@ -371,7 +376,7 @@ def _fit_rest(samples: list[Sample], constants: _Constants) -> _Constants:
     unknowns = {unknown.name: unknown for unknown in _OF_MIXTURES}
     for sample in filter(is_narrow, samples):
         name, known = _type_of(sample), constants.efficiency(sample.run.chip).matmul.value
-        deviation = _UNKNOWN_SHARE / known
+        deviation = UNKNOWN_TYPE / known
         unknowns[name] = _Unknown(
             name=name, mean=1 / known, deviation=deviation, least=1.0, most=10.0, inverse=True
         )
@@ -393,8 +398,7 @@ def _fit_rest(samples: list[Sample], constants: _Constants) -> _Constants:
         weight = 1 / (error * sample.measured_s)
         rows[i] *= weight
         target[i] = (sample.measured_s - sample.expected_s(efficiency) + priors_s) * weight
-    priors = np.diag([1 / unknown.deviation for unknown in unknowns.values()])
-    means = np.array([unknown.mean / unknown.deviation for unknown in unknowns.values()])
+    priors, means = _priors(unknowns)
     x = _robust_least_squares(
         np.concatenate([rows, priors]),
         np.concatenate([target, means]),

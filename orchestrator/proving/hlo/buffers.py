@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.proving.hlo.dataflow import Dataflow, Value
+from orchestrator.proving.hlo.dataflow import Dataflow, HloValue
 from orchestrator.proving.hlo.program import Computation, HloProgram, Instruction
 from orchestrator.values.proof import Buffer
 
@@ -203,7 +203,7 @@ class BufferClasses:
     def peak_at(self) -> str:
         """The trainer's line that runs at the peak."""
         computation, running = self.peak.at
-        return self._nearest_line([Value(computation, running)]) or running
+        return self._nearest_line([HloValue(computation, running)]) or running
 
     def _class_of(self, buffer: _LiveBuffer) -> str:
         value, argument = self._value(buffer)
@@ -218,17 +218,17 @@ class BufferClasses:
             return _GRADIENTS
         return _KEPT if len(dimensions) > 1 and dimensions[0] == self.layers else _WORKING
 
-    def _value(self, buffer: _LiveBuffer) -> tuple[Value, str]:
+    def _value(self, buffer: _LiveBuffer) -> tuple[HloValue, str]:
         """What is in the buffer, and its path if it is an argument of the program."""
-        value = Value(buffer.computation, buffer.instruction)
+        value = HloValue(buffer.computation, buffer.instruction)
         instruction = self.flow.instruction(value)
         if len(instruction.arrays) > 1:
-            value = Value(buffer.computation, buffer.instruction, buffer.element)
+            value = HloValue(buffer.computation, buffer.instruction, buffer.element)
         is_entry = buffer.computation == self.flow.program.entry.name
         is_argument = is_entry and instruction.opcode == "parameter"
         return value, _path(instruction) if is_argument else ""
 
-    def _nearest_line(self, made: list[Value]) -> str:
+    def _nearest_line(self, made: list[HloValue]) -> str:
         """The trainer's line that makes them, where jax's loops do not only pass them on."""
         for instruction in (source for value in made for source in self.flow.ancestors(value)):
             if path := _path(instruction):

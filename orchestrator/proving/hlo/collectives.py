@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.proving.compiled import CompiledCollective, DcnSend
-from orchestrator.proving.hlo.dataflow import RENDEZVOUS, Dataflow, Value, Visit
+from orchestrator.proving.hlo.dataflow import RENDEZVOUS, Dataflow, HloValue, Visit
 from orchestrator.proving.hlo.program import Instruction, numbers
 
 _LISTED = re.compile(r"replica_groups=\{\{([\d,]+)\}")
@@ -150,7 +150,7 @@ def logical_payloads(
     is_scatter = where.name.startswith(SCATTERS)
     runs = SCATTER if is_scatter else kind
     for place, operand in enumerate(instruction.operands):
-        given = Value(where.name, operand)
+        given = HloValue(where.name, operand)
         element = place if len(instruction.operands) > 1 else None
         array = flow.array(given)
         volume = unpadded = array.bytes * (ways if kind == GATHER else 1)
@@ -160,7 +160,7 @@ def logical_payloads(
         if runs == PERMUTE and is_padded_part:
             logical = SCATTER
         else:
-            result = Value(where.name, instruction.name, element)
+            result = HloValue(where.name, instruction.name, element)
             logical = _logical_kind(flow, runs, is_ring, given, result)
         if is_scatter and where.parameters:
             arrays = [parameter.arrays[0] for parameter in where.parameters.values()]
@@ -186,7 +186,9 @@ def is_further_part(instruction: Instruction) -> bool:
     return part is not None and part[1] != _FIRST_PART
 
 
-def _logical_kind(flow: Dataflow, runs: str, is_ring: bool, given: Value, result: Value) -> str:
+def _logical_kind(
+    flow: Dataflow, runs: str, is_ring: bool, given: HloValue, result: HloValue
+) -> str:
     if runs == PERMUTE:
         # A ring around a product gathers, or scatters if it adds to what it passes on.
         readers = (reader for at in flow.copies(result) for reader, _ in flow.readers(at))
@@ -197,33 +199,33 @@ def _logical_kind(flow: Dataflow, runs: str, is_ring: bool, given: Value, result
         return runs
     made = [(end, flow.instruction(end)) for end in flow.origins(given)]
     if all(update.opcode == "dynamic-update-slice" for _, update in made):
-        targets = (Value(end.computation, update.operands[0]) for end, update in made)
+        targets = (HloValue(end.computation, update.operands[0]) for end, update in made)
         into = {flow.instruction(end).opcode for target in targets for end in flow.origins(target)}
         if into <= {"broadcast", "constant"}:
             return GATHER
     return SCATTER if any(_is_sliced(flow, end) for end in _ends(flow, result)) else _REDUCE
 
 
-def _ends(flow: Dataflow, result: Value) -> list[Value]:
+def _ends(flow: Dataflow, result: HloValue) -> list[HloValue]:
     """A collective's result; of an asynchronous one, that of the call which ends its last part."""
     first = flow.instruction(result)
     chained = _CHAIN.search(first.rest)
     if chained is None or not _PART.search(first.rest):
         return [result]
     parts = [
-        Value(where.name, part.name)
+        HloValue(where.name, part.name)
         for where, part in flow.program.instructions()
         if part.opcode == first.opcode and is_further_part(part) and chained[0] in part.rest
     ]
     return [
-        Value(part.computation, reader.name)
+        HloValue(part.computation, reader.name)
         for part in parts
         for reader, _ in flow.readers(part)
         if reader.opcode == "custom-call" and reader.quoted("custom_call_target") == _DONE
     ]
 
 
-def _is_sliced(flow: Dataflow, result: Value) -> bool:
+def _is_sliced(flow: Dataflow, result: HloValue) -> bool:
     """Whether every reader of the result reads a slice of it, wherever it is moved to first."""
     seen, todo, slices = {result}, [result], 0
     while todo:
@@ -269,7 +271,7 @@ def dcn_payloads(flow: Dataflow, slices: DeviceMesh, visit: Visit) -> Iterator[D
     where, send, times = visit
     if not is_to_other_slices(send):
         return
-    given = Value(where.name, send.operands[0])
+    given = HloValue(where.name, send.operands[0])
     kind, members = transfer_of(send)
     padded, at = flow.array(given), given
     # The payload is the smallest array that it was, before it was put into whole tiles.
@@ -310,7 +312,7 @@ def transfer_of(send: Instruction) -> tuple[str, tuple[int, ...]]:
     return kind, tuple(number // _OF_A_SLICE - 1 for number in numbers(group))
 
 
-def _places(flow: Dataflow, given: Value) -> tuple[str, ...]:
+def _places(flow: Dataflow, given: HloValue) -> tuple[str, ...]:
     """The trainer's lines nearest to a value, back through everything that it depends on."""
     line_of = flow.program.sources.trainer_line
     lines: dict[str, None] = {}

@@ -22,7 +22,7 @@ RENDEZVOUS = "_xla_host_transfer_rendezvous"
 
 
 @dataclass(frozen=True)
-class Value:
+class HloValue:
     """The result of an instruction, or one element of a tuple that it yields."""
 
     computation: str
@@ -34,43 +34,43 @@ class Value:
 class Dataflow:
     program: HloProgram
 
-    def instruction(self, value: Value) -> Instruction:
+    def instruction(self, value: HloValue) -> Instruction:
         return self._where(value).instructions[value.name]
 
-    def array(self, value: Value) -> Array:
+    def array(self, value: HloValue) -> Array:
         return self.instruction(value).arrays[value.element or 0]
 
     # --- backwards
 
-    def sources(self, value: Value, also: frozenset[str] = frozenset()) -> list[Value]:
+    def sources(self, value: HloValue, also: frozenset[str] = frozenset()) -> list[HloValue]:
         """The values that this one is, if its instruction, or one of `also`, only moves them."""
         where, instruction = self._where(value), self.instruction(value)
         opcode = instruction.opcode
         if opcode in _CALL_ENDS | _CALLS:
             is_end = opcode in _CALL_ENDS
             inner = self._inner(where.operand(instruction, 0) if is_end else instruction)
-            return [Value(inner.name, inner.root.name, value.element)]
+            return [HloValue(inner.name, inner.root.name, value.element)]
         if opcode in _MOVES or opcode in also or _is_crop(instruction):
-            return [Value(where.name, instruction.operands[0], value.element)]
+            return [HloValue(where.name, instruction.operands[0], value.element)]
         if opcode == "get-tuple-element":
-            return [Value(where.name, instruction.operands[0], _index(instruction))]
+            return [HloValue(where.name, instruction.operands[0], _index(instruction))]
         if opcode == "tuple" and value.element is not None:
-            return [Value(where.name, instruction.operands[value.element])]
+            return [HloValue(where.name, instruction.operands[value.element])]
         if opcode == "parameter":
             return self._given(where, int(instruction.arguments), value.element)
         return []
 
-    def origins(self, value: Value, also: frozenset[str] = frozenset()) -> list[Value]:
+    def origins(self, value: HloValue, also: frozenset[str] = frozenset()) -> list[HloValue]:
         """The values that this one is, back through all that only moves them."""
         walk = _walk([value], lambda at: self.sources(at, also))
         return [at for at in walk if not self.sources(at, also)]
 
     def ancestors(
-        self, value: Value, stop: Callable[[Instruction], bool] = lambda _: False
+        self, value: HloValue, stop: Callable[[Instruction], bool] = lambda _: False
     ) -> Iterator[Instruction]:
         """Everything that a value depends on, the nearest first, up to what `stop` accepts."""
 
-        def further(at: Value) -> list[Value]:
+        def further(at: HloValue) -> list[HloValue]:
             if stop(self.instruction(at)):
                 return []
             return self.sources(at) or self._operands(at)
@@ -79,40 +79,42 @@ class Dataflow:
 
     # --- forwards
 
-    def readers(self, value: Value) -> list[tuple[Instruction, int]]:
+    def readers(self, value: HloValue) -> list[tuple[Instruction, int]]:
         return self._readers[value.computation, value.name]
 
-    def through(self, value: Value, reader: Instruction, place: int) -> list[Value]:
+    def through(self, value: HloValue, reader: Instruction, place: int) -> list[HloValue]:
         """The value as the reader passes it on, in any type, or as the reader's inside sees it."""
-        here = Value(value.computation, reader.name, value.element)
+        here = HloValue(value.computation, reader.name, value.element)
         if (reader.opcode in _MOVES | _CALL_ENDS | {"convert"} or _is_crop(reader)) and place == 0:
             return [here]
         if reader.opcode == "get-tuple-element":
-            return [Value(here.computation, here.name)] if _index(reader) == value.element else []
+            return (
+                [HloValue(here.computation, here.name)] if _index(reader) == value.element else []
+            )
         if reader.opcode == "tuple":
-            return [Value(here.computation, here.name, place)]
+            return [HloValue(here.computation, here.name, place)]
         if reader.opcode not in _CALLS:
             return []
         inner = self._inner(reader)
-        inside = Value(inner.name, inner.parameters[place].name, value.element)
+        inside = HloValue(inner.name, inner.parameters[place].name, value.element)
         return [here, inside] if reader.opcode == "while" else [inside]
 
-    def to_callers(self, value: Value) -> list[Value]:
+    def to_callers(self, value: HloValue) -> list[HloValue]:
         """The same value in the callers, if it is the result of its computation."""
         where = self._where(value)
         if where.root.name != value.name:
             return []
         values = []
         for caller, call in self._callers[where.name]:
-            values.append(Value(caller.name, call.name, value.element))
+            values.append(HloValue(caller.name, call.name, value.element))
             if call.opcode == "while":  # the next round begins with it
-                values.append(Value(where.name, where.parameters[0].name, value.element))
+                values.append(HloValue(where.name, where.parameters[0].name, value.element))
         return values
 
-    def copies(self, value: Value) -> Iterator[Value]:
+    def copies(self, value: HloValue) -> Iterator[HloValue]:
         """The value wherever it is moved, into computations and out of them."""
 
-        def further(at: Value) -> list[Value]:
+        def further(at: HloValue) -> list[HloValue]:
             passed_on = [
                 new for reader, i in self.readers(at) for new in self.through(at, reader, i)
             ]
@@ -120,10 +122,10 @@ class Dataflow:
 
         return _walk([value], further)
 
-    def loop_results(self, value: Value) -> list[Value]:
+    def loop_results(self, value: HloValue) -> list[HloValue]:
         """The values that loops leave in place of this value, where it is part of their state."""
         return [
-            Value(self._inner(reader).name, self._inner(reader).root.name, at.element)
+            HloValue(self._inner(reader).name, self._inner(reader).root.name, at.element)
             for at in self.copies(value)
             for reader, _ in self.readers(at)
             if reader.opcode == "while"
@@ -131,7 +133,7 @@ class Dataflow:
 
     # --- the program's structure
 
-    def _where(self, value: Value) -> Computation:
+    def _where(self, value: HloValue) -> Computation:
         return self.program.computations[value.computation]
 
     def _inner(self, caller: Instruction) -> Computation:
@@ -140,19 +142,19 @@ class Dataflow:
         [called] = self.program.called(caller)
         return called
 
-    def _given(self, where: Computation, number: int, element: int | None) -> list[Value]:
+    def _given(self, where: Computation, number: int, element: int | None) -> list[HloValue]:
         """What callers pass as that parameter; a loop passes its state to the next round."""
         values = []
         for caller, call in self._callers[where.name]:
             if call.opcode == "while":
-                values.append(Value(caller.name, call.operands[0], element))
+                values.append(HloValue(caller.name, call.operands[0], element))
                 if _body(call) == where.name:
-                    values.append(Value(where.name, where.root.name, element))
+                    values.append(HloValue(where.name, where.root.name, element))
             elif number < len(call.operands):
-                values.append(Value(caller.name, call.operands[number], element))
+                values.append(HloValue(caller.name, call.operands[number], element))
         return values
 
-    def _operands(self, value: Value) -> list[Value]:
+    def _operands(self, value: HloValue) -> list[HloValue]:
         """The operands of an instruction. Each result of a collective has one operand."""
         instruction = self.instruction(value)
         operands = instruction.operands
@@ -160,7 +162,7 @@ class Dataflow:
             return self._sent[instruction.quoted(RENDEZVOUS)]
         if value.element is not None and len(operands) == len(instruction.arrays):
             operands = (operands[value.element],)
-        return [Value(value.computation, operand) for operand in operands]
+        return [HloValue(value.computation, operand) for operand in operands]
 
     @cached_property
     def _callers(self) -> dict[str, list[tuple[Computation, Instruction]]]:
@@ -171,13 +173,13 @@ class Dataflow:
         return callers
 
     @cached_property
-    def _sent(self) -> dict[str, list[Value]]:
+    def _sent(self) -> dict[str, list[HloValue]]:
         """What is sent to the host, by the name under which it meets what is received."""
-        sent: dict[str, list[Value]] = defaultdict(list)
+        sent: dict[str, list[HloValue]] = defaultdict(list)
         for where, instruction in self.program.instructions():
             if instruction.opcode == "send":
                 name = instruction.quoted(RENDEZVOUS)
-                sent[name].append(Value(where.name, instruction.operands[0]))
+                sent[name].append(HloValue(where.name, instruction.operands[0]))
         return sent
 
     @cached_property
@@ -202,7 +204,9 @@ def _body(loop: Instruction) -> str:
     return loop.attribute("body")[1:]
 
 
-def _walk(start: list[Value], further: Callable[[Value], list[Value]]) -> Iterator[Value]:
+def _walk(
+    start: list[HloValue], further: Callable[[HloValue], list[HloValue]]
+) -> Iterator[HloValue]:
     """Every value that is reached, the nearest first, each once."""
     seen, todo = set(start), deque(start)
     while todo:

@@ -18,7 +18,7 @@ from math import prod
 
 from orchestrator.network.attention import EXCHANGE
 from orchestrator.proving.compiled import GROUPED_MATMUL
-from orchestrator.proving.hlo.dataflow import Dataflow, Value
+from orchestrator.proving.hlo.dataflow import Dataflow, HloValue
 from orchestrator.proving.hlo.program import Computation, HloProgram, Instruction
 
 _OPCODES = frozenset({"dot", "convolution"})
@@ -123,7 +123,7 @@ def _splash_flops(
     """Splash attention: sequences and heads x visited pairs x FLOPs of a pair."""
     # The blocks that a head visits on a device, mean over heads and devices. They are unknown where
     # the program makes the table as it runs, or its text leaves the table out.
-    flow, table = Dataflow(program), Value(where.name, kernel.operands[_VISITED_BLOCKS])
+    flow, table = Dataflow(program), HloValue(where.name, kernel.operands[_VISITED_BLOCKS])
     [whole, *others] = map(flow.instruction, flow.origins(table, also=_PARTS))
     if others or whole.opcode != "constant" or "..." in whole.arguments:
         return None
