@@ -30,9 +30,11 @@ if TYPE_CHECKING:
     from orchestrator.run.proofs import prove as prove
     from orchestrator.run.proofs import prove_diff as prove_diff
     from orchestrator.run.proofs import prove_less_recompute as prove_less_recompute
+    from orchestrator.run.proofs import prove_search as prove_search
     from orchestrator.run.proofs import prove_stages as prove_stages
     from orchestrator.run.proofs import report as report
     from orchestrator.run.proofs import score as score
+    from orchestrator.run.proofs import write_choice as write_choice
     from orchestrator.run.records import sync as sync
     from orchestrator.run.records import ui as ui
     from orchestrator.run.runs import cancel as cancel
@@ -70,7 +72,8 @@ _MODULES = {
     "run.calibrate": "calibrate",
     "run.doctor": "doctor doctor_run",
     "run.exports": "export export_maxtext export_weights import_maxtext pack schema",
-    "run.proofs": "compare explain prove prove_diff prove_less_recompute prove_stages report score",
+    "run.proofs": "compare explain prove prove_diff prove_less_recompute prove_search"
+    " prove_stages report score write_choice",
     "run.records": "sync ui",
     "run.runs": "cancel follow follow_logs logs remove runs status studies",
     "run.specs": "create_spec deadline_odds diff is_study key_help known_proof line_cut load"

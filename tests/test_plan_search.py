@@ -23,9 +23,9 @@ from orchestrator.planning.ranking import (
     SURE_WITHIN,
     TIE,
     RankedChoice,
-    _kinds_of,
     best_choices,
     expected_s_of,
+    kinds_of,
     ranked_choices,
 )
 from orchestrator.planning.search import (
@@ -420,7 +420,7 @@ def test_runners_up_are_the_best_of_other_kinds() -> None:
         for one in ranked
     ]
     assert len(set(kinds)) == len(kinds) == 6
-    rows = _kinds_of(candidates)
+    rows = kinds_of(candidates)
     meshes = axis_sizes(candidates.factors)
     for one in ranked:
         sizes = tuple(one.choice.mesh.values())

@@ -60,10 +60,13 @@ class RayNames(Value):
 
 
 class _CompilerOption(Value):
-    """A compiler option's value, its evidence, and whether plans with shared weights have it."""
+    """A compiler option's value, its evidence, and whether plans with shared weights have it.
+    `others` are values that a search of programs tries too.
+    """
 
     value: bool | int | float | str
     source: _Name
+    others: tuple[bool | int | float | str, ...] = ()
     between_slices: bool = True
 
 

@@ -7,18 +7,19 @@ import click
 
 import orchestrator as orch
 from orchestrator import cli as shared
-from orchestrator.errors import refuse_options
+from orchestrator.errors import OrchError, Usage, refuse_options
 from orchestrator.run.progress import interruptible, spec_command, stage_option
 from orchestrator.run.proofs import ProofFailed
 from orchestrator.show.explain_screen import explain_screen
 from orchestrator.show.plan_diff_screen import proof_diff_screen
 from orchestrator.show.progress import Display
-from orchestrator.show.proof_screen import proof_screens
+from orchestrator.show.proof_screen import proof_screens, search_screen
 from orchestrator.show.report_screen import score_screen
 from orchestrator.show.terminal import CommandResult, show, show_result
 from orchestrator.values.proof import Proof
 
-_ONE_PROOF = "the proof of one spec"
+_ONE_PROOF, _SEARCH = "the proof of one spec", "a search of programs"
+_OF_SEARCH = ("--search", "--write")
 
 
 @click.command("explain")
@@ -64,6 +65,14 @@ def explain_command(
     help="Write a page: one layer's schedule in time, and a flame graph by line.",
 )  # fmt: skip
 @click.option("--search-remat", is_flag=True, help="Also compile policies that recompute less.")
+@click.option(
+    "--search", type=click.IntRange(1, 100), metavar="N",
+    help="Compile the N best plans that the forecast cannot tell apart, and compare them.",
+)  # fmt: skip
+@click.option(
+    "--write", type=shared.FILE, metavar="FILE",
+    help="With --search: write the spec that pins the best of them.",
+)  # fmt: skip
 @interruptible("proving")
 def prove_command(
     spec: Path, other: Path | None, overrides: tuple[str, ...], as_json: bool, trainer: str | None,
@@ -75,7 +84,8 @@ def prove_command(
     FLOPs with the forecast, and shows where the compiler's schedule loses time. The result is
     cached, so the same question is answered at once. A spec with stages has a program for each;
     --stage proves one. With OTHER, both programs are shown side by side; --set and --trainer then
-    change only OTHER.
+    change only OTHER. With --search N, the compiler decides between the N best plans: each is
+    compiled, and the one that it schedules fastest comes first.
 
     \b
     Exit status:
@@ -88,12 +98,21 @@ def prove_command(
     Example:
       orch prove specs/llama3_70b_4pod.yaml --set experiment.remat=full
       orch prove SPEC SPEC --set experiment.compiler_options.NAME=true
+      orch prove specs/llama3_70b_1slice.yaml --search 6 --write best.yaml
       orch prove specs/tiny_2pod.yaml --trainer my_package.my_module:build
     """
     overrides = (*overrides, f"run.trainer={trainer}") if trainer else overrides
     hlo, html, detail, stage = (options[name] for name in ("hlo", "html", "detail", "stage"))
     pages = {"--html": html, "--search-remat": options["search_remat"]}
-    progress = Display()
+    progress, count, path = Display(), options["search"], options["write"]
+    pages |= {"--search": count, "--write": path}
+    if path and not count:
+        raise Usage("--write needs --search N: it writes the plan that a search of programs finds")
+    if count and not other:
+        refused = {name: value for name, value in pages.items() if name not in _OF_SEARCH}
+        refuse_options(refused | {"--hlo": hlo, "--stage": stage, f"--{detail}": detail}, _SEARCH)
+        show_result(_searched(spec, overrides, count, path, progress), as_json=as_json)
+        return
     if other:
         refuse_options(pages | {"--hlo": hlo, f"--{detail}": detail}, _ONE_PROOF)
         changed = orch.load(other, overrides)
@@ -119,6 +138,19 @@ def prove_command(
         written=orch.write_schedule(found[0], html) if html else None,
     )
     show_result(result, as_json=as_json)
+
+
+def _searched(
+    spec: Path, overrides: tuple[str, ...], count: int, path: Path | None, progress: Display
+) -> CommandResult:
+    """Search programs; a file that cannot be written is refused before anything is compiled."""
+    if path and path.exists():
+        raise OrchError(f"{path}: exists already; name another file")
+    found = orch.prove_search(spec, count, overrides, progress=progress)
+    written = orch.write_choice(found, spec, path, overrides) if path else None
+    kept = written or spec
+    following = spec_command("plan", kept, () if written else (*overrides, *found.best.overrides))
+    return CommandResult(found, lambda: search_screen(found, following), written=written)
 
 
 def _exit_code(*proofs: Proof) -> int:

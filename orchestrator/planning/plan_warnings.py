@@ -8,7 +8,8 @@ from orchestrator.notes import sentence, sentences
 from orchestrator.planning.kernels import TILE
 from orchestrator.planning.ranking import accumulates_faster
 from orchestrator.planning.search import SearchRequest, SearchResult
-from orchestrator.values.plan import Plan, PlanWarning, WarningCode
+from orchestrator.values.codec import short
+from orchestrator.values.plan import Plan, PlanWarning, WarningCode, program_digest
 from orchestrator.values.spec import Spec
 
 LEDGER_TRAINER = "llama"  # whose program the ledger describes
@@ -81,6 +82,10 @@ _TEXTS: dict[str, str] = {
         "with a save every {best_every:,} steps instead of {every:,} the goodput is"
         " {best_goodput:percent} instead of {goodput:percent}: --set run.checkpoint.every=auto"
     ),
+    "stale_choice": (
+        "the compiler chose program {chosen}, and this plan is program {program}: something else"
+        " has changed since; orch prove --search chooses again"
+    ),
     # What others find out.
     "unsteady_profile": (
         "this machine was busy while it was measured (other programs had {others:whole percent} of"
@@ -112,6 +117,8 @@ def all_warnings(
     yield from catalog.rental_warnings(request.chip, request.topology, request.pods)
     if spec.experiment.remat == "auto" and result.margin == 0:
         yield make_warning("no_memory_margin")
+    if spec.choice and not (program := program_digest(plan)).startswith(spec.choice.program):
+        yield make_warning("stale_choice", chosen=spec.choice.program, program=short(program))
     if spec.experiment.precision.parameters == "bf16":
         yield make_warning("bf16_parameters")
     # Accumulating gradients saves waits for slices, which the ranking does not see.

@@ -193,6 +193,7 @@ def _write_plan(
             rule=RULE,
         ),
         warnings=(),
+        choice=spec.choice,
     )
     warnings = tuple(all_warnings(plan, spec, request, result))
     return replace(plan, digest=plan_digest(plan), warnings=warnings)

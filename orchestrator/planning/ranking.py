@@ -56,7 +56,7 @@ def ranked_choices(request: SearchRequest, candidates: Candidates, most: int) ->
     """Return the best choices of each kind, with the number of meshes like it; the last may be one
     that accumulates gradients and is expected to be faster than the first.
     """
-    kinds = _kinds_of(candidates)
+    kinds = kinds_of(candidates)
 
     def same_kind(row: int) -> Bools:
         return np.asarray((kinds == kinds[row]).all(axis=1))
@@ -86,7 +86,7 @@ def ranked_choices(request: SearchRequest, candidates: Candidates, most: int) ->
     return ranked
 
 
-def _kinds_of(candidates: Candidates) -> Ints:
+def kinds_of(candidates: Candidates) -> Ints:
     """Return what tells kinds of plans apart: axes that split layers, policy and microbatches."""
     sizes = axis_sizes(candidates.factors)[:, [ICI_AXES.index(axis) for axis in _WITHIN_LAYERS]]
     return np.column_stack([sizes, candidates.remat, candidates.microbatches])

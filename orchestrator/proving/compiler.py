@@ -91,8 +91,28 @@ def schedule_rates(plan: Plan) -> ScheduleRates | None:
     )
 
 
+def other_options(plan: Plan) -> list[dict[str, bool | int | float | str]]:
+    """Return further settings of the options that a plan has from its chip's file."""
+    libtpu = catalog.chip_of(plan).libtpu
+    options = libtpu.options if libtpu else {}
+    return [
+        {name: other}
+        for name, option in options.items()
+        if plan.compiler_options.get(name) == option.value
+        for other in option.others
+    ]
+
+
 _COMMAND = (*MODULE, "orchestrator.proving.compile_process")
 OnStage = Callable[[str], None]
+_running: set["subprocess.Popen[bytes]"] = set()
+
+
+def end_all() -> None:
+    """End every compilation of this process; the threads that wait for them go on without it."""
+    for process in list(_running):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def compile_request(plan: Plan, text_path: str | None = None) -> CompileRequest:
@@ -117,6 +137,7 @@ def compile_plan(request: CompileRequest, on_stage: OnStage) -> CompileResult:
             env=_environment(os.environ),
             start_new_session=True,
         )
+        _running.add(process)
         try:
             if result := _result(process, request, on_stage):
                 return result
@@ -126,6 +147,7 @@ def compile_plan(request: CompileRequest, on_stage: OnStage) -> CompileResult:
             failure = CompileFailure(message=message, by="compiler", exit_code=exit_code)
             return CompileResult(failure=failure)
         finally:
+            _running.discard(process)
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()

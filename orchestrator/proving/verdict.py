@@ -23,7 +23,7 @@ from orchestrator.proving.compare import proof_of
 from orchestrator.proving.compiled import PACKAGES, CacheEntry, version
 from orchestrator.values import codec
 from orchestrator.values.codec import Value
-from orchestrator.values.plan import LineKind, Plan
+from orchestrator.values.plan import LineKind, Plan, program_digest
 from orchestrator.values.proof import CompilerRefusal, PlanChange, Proof
 from orchestrator.values.spec import MeshRequest, Remat, Spec
 
@@ -198,8 +198,8 @@ def _with_suggestions(spec: Spec, plan: Plan, proof: Proof) -> Proof:
 
 
 # Compiled programs on disk, so that the same question is answered at once. A file's name begins
-# with the plan's digest. What follows is a digest of the compiler's other input: the trainer, the
-# topology as the compiler names it, the rates that price its schedule, and the versions of the
+# with the program's digest. What follows is a digest of the compiler's other input: the trainer,
+# the topology as the compiler names it, the rates that price its schedule, and the versions of the
 # compiler. An entry is valid while the code that the compile process loaded is the same. The
 # Forecast is not cached: a program is compared with the current one.
 
@@ -224,4 +224,4 @@ def _key(plan: Plan) -> str:
     rates = codec.to_json(compiler.schedule_rates(plan)).decode()
     versions = {package: version(package) for package in PACKAGES}
     compiled_by = codec.digest([trainer, compiler.target(plan), rates, versions])
-    return f"{plan.digest}.{codec.short(compiled_by)}"
+    return f"{program_digest(plan)}.{codec.short(compiled_by)}"

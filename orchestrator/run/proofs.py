@@ -15,10 +15,12 @@ from orchestrator.evidence.score.samples import Score
 from orchestrator.evidence.studies import report_of_study
 from orchestrator.journal.study_journal import StudyJournal, find_run_or_study
 from orchestrator.planning.planner import explained_stage, stage_specs
+from orchestrator.proving.choose import ProgramSearch, search_programs
 from orchestrator.proving.compare import ProofDiff, diff_proofs
 from orchestrator.proving.verdict import ProofResult, least_recompute
 from orchestrator.proving.verdict import prove as prove_program
-from orchestrator.run.progress import RUNS, Notice, Progress, silent, task
+from orchestrator.reading.examples import create
+from orchestrator.run.progress import RUNS, Notice, Progress, Stage, silent, task
 from orchestrator.run.specs import SpecSource, loaded, planned
 from orchestrator.storage.addresses import folder
 from orchestrator.values.plan import Plan
@@ -83,6 +85,41 @@ def prove_less_recompute(
     program = _program(spec, overrides, stage)
     with task(progress or silent, "proving") as reached:
         return least_recompute(*program, reached)
+
+
+def prove_search(
+    spec: SpecSource,
+    count: int = 6,
+    overrides: Sequence[str] = (),
+    *,
+    progress: Progress | None = None,
+) -> ProgramSearch:
+    """Compile at most `count` plans of a spec that the forecast cannot tell apart, as many at once
+    as cores and memory allow, and compare how the compiler schedules them, the fastest first.
+    """
+    found, tell = loaded(spec, overrides), progress or silent
+    if found.experiment.stages:
+        raise SpecError(
+            f"{found.name} has {len(found.experiment.stages)} stages, each with a program of its"
+            " own: search each as a spec without stages, and pin its mesh in the stage"
+        )
+    doing = "searching programs"
+    with task(tell, doing):
+        return search_programs(
+            found, count, lambda stage, state: tell(Stage(task=doing, stage=stage, state=state))
+        )
+
+
+def write_choice(
+    search: ProgramSearch, spec: str | Path, path: str | Path, overrides: Sequence[str] = ()
+) -> Path:
+    """Write a spec that pins the best program of a search of `spec`, and notes the choice."""
+    choice = search.choice
+    noted = (
+        f'choice={{program: "{choice.program}", scheduled_s: {choice.scheduled_s},'
+        f" compared: {choice.compared}, compiler: {choice.compiler}}}"
+    )
+    return create(Path(path), str(spec), (*overrides, *search.best.overrides, noted))
 
 
 def _prove_each_stage(

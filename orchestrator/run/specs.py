@@ -17,7 +17,7 @@ from orchestrator.reading.expectations import KeyHelp, help_about
 from orchestrator.reading.load import is_study as describes_study
 from orchestrator.reading.load import load as load_spec
 from orchestrator.reading.offer_options import days_to_deadline, deadline_ahead, offer_request
-from orchestrator.values.plan import Plan
+from orchestrator.values.plan import Plan, program_digest
 from orchestrator.values.spec import Spec
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def diff(first: SpecSource, second: SpecSource, *, stage: int | None = None) -> 
 def known_proof(plan: Plan) -> "ProofResult | None":
     """Return the proof of a plan, if the cache has it; nothing is compiled."""
     # Few plans have a proof, and what reads it is heavy to import. It may not be current.
-    if not any(proofs_folder().glob(f"{plan.digest}.*")):
+    if not any(proofs_folder().glob(f"{program_digest(plan)}.*")):
         return None
     from orchestrator.proving.verdict import cached  # noqa: PLC0415
 

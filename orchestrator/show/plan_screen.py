@@ -113,11 +113,23 @@ def _decisions(plan: Plan, *, full: bool) -> list[ui.Part]:
         ("mesh", f"{slices} dcn | {inside}"),
         ("batch", batch),
         ("step", step),
+        ("choice", _choice(plan)),
         ("search", found if full else ""),
         ("rates", f"measured on these chips, profile {short(profile)}" if profile else ""),
         ("set", " ".join(plan.overrides)),
     ]
     return [ui.Table([(name, text) for name, text in rows if text], "<w")]
+
+
+def _choice(plan: Plan) -> str:
+    """Return what the spec notes of the compiler's choice, if this is the plan that it chose."""
+    choice = plan.choice
+    if choice is None or any(note.code == "stale_choice" for note in plan.warnings):
+        return ""
+    return (
+        f"by {choice.compiler}: {fmt.seconds(choice.scheduled_s)} scheduled, the best of"
+        f" {fmt.counted(choice.compared, 'program')} (program {choice.program})"
+    )
 
 
 def _model(plan: Plan) -> str:

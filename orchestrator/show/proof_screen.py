@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from orchestrator import formatting as fmt
-from orchestrator.network.rematerialization import text_of
+from orchestrator.network.mesh_axes import ICI_AXES
+from orchestrator.network.rematerialization import summary_of, text_of
+from orchestrator.proving.choose import SECONDS
 from orchestrator.show import parts as ui
 from orchestrator.show.plan_text import headline
 from orchestrator.values import proof as proofs
@@ -14,6 +16,7 @@ from orchestrator.values.codec import short
 from orchestrator.values.plan import ATTENTION_LINES, Plan
 
 if TYPE_CHECKING:
+    from orchestrator.proving.choose import ComparedProgram, ProgramSearch
     from orchestrator.proving.verdict import ProofResult
 
 _LARGEST = 5  # buffers that are shown
@@ -255,6 +258,63 @@ def _agreement(proof: proofs.Proof) -> str:
     if proof.agrees is None:
         return f"no forecast describes trainer {proof.trainer}"
     return "the forecast agrees" if proof.agrees else "the forecast does not agree"
+
+
+# A search of programs: how the compiler schedules plans that the forecast cannot tell apart.
+
+
+def search_screen(search: "ProgramSearch", next_command: str) -> ui.Screen:
+    """Return what both witnesses say of each plan, the best by the compiler's schedule first."""
+    best, used = search.best, {axis for each in search.compared for axis in each.plan.mesh}
+    used = {axis for axis in used if any(each.plan.mesh[axis] > 1 for each in search.compared)}
+    axes = [axis for axis in ICI_AXES if axis in used]
+    rows: list[ui.Row] = [("mesh", "remat", "micro", "expected", "scheduled", *_SHORT_KINDS)]
+    notes: list[ui.Part] = []
+    for each in search.compared:
+        plan = each.plan
+        mesh = ".".join(str(plan.mesh[axis]) for axis in axes)
+        what = mesh, summary_of(plan.remat), str(plan.batch.microbatches)
+        times = [each.scheduled_s, *(getattr(each, name) for name in SECONDS[1:])]
+        cells = ["-" if value is None else fmt.seconds(value) for value in times]
+        rows.append((*what, fmt.seconds(each.expected_s), *cells))
+        own = [text for text in each.overrides if text.startswith("experiment.compiler_options")]
+        says = [f"with {text.partition('options.')[2]}" for text in own]
+        if (repeated := each.repeated_share or 0.0) >= _NEGLIGIBLE:
+            says.append(f"the compiler repeats {fmt.percent(repeated)} of its work")
+        says += [each.failure] if each.failure else []
+        if says:
+            rows[-1] = (f"{mesh} {_MARKS[len(notes) % len(_MARKS)]}", *rows[-1][1:])
+            notes.append(f"{_MARKS[len(notes) % len(_MARKS)]} {'; '.join(says)}")
+    asked = next(each for each in search.compared if each.plan.digest == search.first)
+    choice = _choice_text(search, asked)
+    return ui.screen(
+        [ui.Title(headline(best.plan), f"{fmt.counted(len(search.compared), 'plan')} compared")],
+        ui.section(f"seconds of a step, by mesh ({'.'.join(axes)})", [
+            ui.Table(rows, "<<>>>>>>>>", row_styles={1: "bold"}), *notes,
+        ]),
+        ui.section("pinned by", [ui.Command(f"--set {shlex.quote(o)}") for o in best.overrides]),
+        ui.closing(choice, next_command),
+    )  # fmt: skip
+
+
+_SHORT_KINDS = ("products", "kernels", "copies", "other", "exposed")
+_NEGLIGIBLE = 0.001  # a share of the work
+_MARKS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def _choice_text(search: "ProgramSearch", asked: "ComparedProgram") -> str:
+    best = search.best
+    took = fmt.seconds(best.scheduled_s or 0.0)
+    if best is asked:
+        return f"Search: the compiler schedules the spec's own plan fastest, {took} a step."
+    if asked.scheduled_s is None:
+        return f"Search: the compiler schedules the first plan fastest, {took} a step."
+    gain = 1 - best.s_per_token / (asked.scheduled_s / asked.plan.batch.tokens)
+    own = fmt.seconds(asked.scheduled_s)
+    return (
+        f"Search: the compiler schedules the first plan in {took} a step, {fmt.percent(gain)} less"
+        f" per token than the plan of the spec ({own})."
+    )
 
 
 # A proof's schedule: where the compiled step loses time, by line, product and transfer.

@@ -44,7 +44,7 @@ WarningCode = Literal[
     "attention_positions", "bf16_parameters", "host_memory_unknown", "mtp_left_out",
     "other_trainer", "few_steps", "long_warmup", "large_batch", "many_years", "failures_unknown",
     "mostly_recovering", "checkpoint_interval", "storage_too_slow", "saves_block", "extrapolation",
-    "no_expected", "unsteady_profile", "input_missing",
+    "no_expected", "stale_choice", "unsteady_profile", "input_missing",
 ]  # fmt: skip
 
 
@@ -274,8 +274,8 @@ class StageSpan(Value):
 
 class Plan(Shown, Value):
     """What will be done. `digest` is over every field but itself, `name`, `trainer`,
-    `ledger_describes_trainer`, `run_steps`, `overrides`, `warnings`, `search` and `forecast`: two
-    plans that run the same program of a trainer on the same chips share it.
+    `ledger_describes_trainer`, `run_steps`, `overrides`, `warnings`, `search`, `forecast` and
+    `choice`: two plans that run the same program of a trainer on the same chips share it.
     `chip_profile` is the digest of the ChipProfile that the forecast is made with; None where it is
     made with datasheets. `loss_chunk_tokens`: the loss of a device takes at least so many tokens at
     a time. `loss_gradient`: whether the gradient of the unembedding's table is summed over devices
@@ -322,6 +322,7 @@ class Plan(Shown, Value):
     forecast: Forecast
     search: SearchSummary
     warnings: tuple[PlanWarning, ...]
+    choice: spec.CompilersChoice | None = None
     stage: StageSpan | None = None
     stages: "tuple[Plan, ...]" = ()
 
@@ -423,7 +424,7 @@ class Plan(Shown, Value):
 
 _UNDIGESTED = {
     "digest", "name", "trainer", "ledger_describes_trainer", "run_steps", "overrides", "warnings",
-    "search", "forecast",
+    "search", "forecast", "choice",
 }  # fmt: skip
 _DIGESTED_IF_GIVEN = ("chip_definition", "chip_profile", "start", "stage", "stages")
 
@@ -439,11 +440,24 @@ _LATER_KEYS: tuple[tuple[str, ...], ...] = (
 
 def plan_digest(plan: Plan) -> str:
     """Return the identity of what will be done, without its name and its forecast."""
+    return codec.digest(_digested(plan))
+
+
+def program_digest(plan: Plan) -> str:
+    """Return the identity of the program: plans share it whose specs asked for it in other words,
+    as one that leaves the mesh to the search, and one that pins what the search found.
+    """
+    digested = _digested(plan)
+    del digested["spec_digest"], digested["batch"]["requested_sequences"]
+    return codec.digest(digested)
+
+
+def _digested(plan: Plan) -> dict[str, Any]:
     digested = asdict(replace(plan, stages=()))
     digested["stages"] = [stage.digest for stage in plan.stages]
     _leave_out(digested)
     absent = {key for key in _DIGESTED_IF_GIVEN if not digested[key]}
-    return codec.digest({key: digested[key] for key in digested.keys() - _UNDIGESTED - absent})
+    return {key: digested[key] for key in digested.keys() - _UNDIGESTED - absent}
 
 
 def experiment_digest(experiment: spec.Experiment) -> str:

@@ -130,6 +130,11 @@ class Schedule(Value):
     unpriced: tuple[str, ...]
     ledger: tuple[ScheduledLedgerLine, ...] = ()
 
+    @property
+    def kinds(self) -> tuple[float, float, float, float, float]:
+        """Seconds of products, kernels, copies, everything else, and waiting."""
+        return self.products_s, self.kernels_s, self.copies_s, self.other_s, self.exposed_s
+
 
 class SliceTorus(Value):
     """A slice's torus axes, and one direction's rate of a link on each."""

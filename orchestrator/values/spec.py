@@ -305,6 +305,23 @@ class Resources(Value):
         return self.topology == AUTO_TOPOLOGY
 
 
+class CompilersChoice(Value):
+    """What `orch prove --search N --write FILE` notes beside the mesh, the remat and the
+    microbatches that it pins. A plan that is no longer the chosen one says so.
+
+    Attributes:
+        program: The first characters of the digest of the program that was chosen.
+        scheduled_s: The seconds of a step, by the compiler's schedule.
+        compared: The number of programs that were compared.
+        compiler: The compiler, with its version.
+    """
+
+    program: Annotated[Text, about("79374eb1")]
+    scheduled_s: Annotated[PositiveNumber, about(6.36)]
+    compared: Annotated[PositiveInteger, about(6)]
+    compiler: Annotated[Text, about("libtpu 0.0.42.1")]
+
+
 class Spec(Value):
     """One training experiment, the chips it requests, and how to run, place and track it. A key
     that is left out has the default named here. Suffixes K, M, B and T are decimal.
@@ -332,5 +349,6 @@ class Spec(Value):
     run: RunOptions = field(default_factory=RunOptions)
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
     tracking: TrackingOptions = field(default_factory=TrackingOptions)
+    choice: CompilersChoice | None = None
     # The `--set key=value` texts that were applied, so that a plan can show them.
     overrides: Annotated[tuple[str, ...], COMPUTED] = ()
