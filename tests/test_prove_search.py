@@ -165,7 +165,7 @@ def test_an_interrupt_leaves_no_compiler_behind(monkeypatch: pytest.MonkeyPatch)
     begin = subprocess.Popen
 
     def remember(*arguments: object, **named: object) -> subprocess.Popen[bytes]:
-        process = begin(*arguments, **named)  # type: ignore[call-overload]
+        process: subprocess.Popen[bytes] = begin(*arguments, **named)  # type: ignore[call-overload]
         started.append(process)
         return process
 

@@ -15,6 +15,7 @@ PAGES = {
     "run.": DOCS / "spec-run.md",
     "cluster.": DOCS / "spec-run.md",
     "tracking.": DOCS / "spec-run.md",
+    "choice.": DOCS / "spec-run.md",
 }
 MARK = "--refresh-golden` -->\n"
 HEAD = "| key | what it is | must be | default |\n|---|---|---|---|\n"

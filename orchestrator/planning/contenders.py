@@ -7,7 +7,7 @@ import numpy as np
 from orchestrator.network.mesh_axes import SHARED_OVER_DCN
 from orchestrator.network.rematerialization import text_of
 from orchestrator.planning.feasibility import usable_axes
-from orchestrator.planning.nearest_specs import MESH, MICROBATCHES, REMAT, overrides
+from orchestrator.planning.nearest_specs import MESH, MICROBATCHES, REMAT, Change, overrides
 from orchestrator.planning.planner import make_plan
 from orchestrator.planning.ranking import contenders, expected_s_of, kinds_of, pick
 from orchestrator.planning.search import (
@@ -83,7 +83,7 @@ def _pinned(spec: Spec, made: Plan | Choice) -> Contender:
     pinned = replace(spec, experiment=experiment, resources=replace(spec.resources, mesh=mesh))
     asked = {**sizes, **({SHARED: mesh.fsdp_dcn} if mesh.fsdp_dcn else {})}
     listed = ", ".join(f"{axis}: {size}" for axis, size in asked.items())
-    pins = {MESH: f"{{{listed}}}", REMAT: text_of(made.remat), MICROBATCHES: count}
+    pins: Change = {MESH: f"{{{listed}}}", REMAT: text_of(made.remat), MICROBATCHES: count}
     return Contender(overrides=overrides(pins), spec=pinned, plan=make_plan(pinned))
 
 

@@ -5,8 +5,8 @@ the one that it schedules fastest.
 import os
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from dataclasses import field, replace
 from math import ceil, inf
 from typing import Any
 
@@ -21,23 +21,22 @@ from orchestrator.proving.compiled import REPEATED
 from orchestrator.proving.verdict import ProofResult, prove
 from orchestrator.values.codec import Shown, Value, short
 from orchestrator.values.plan import Plan, program_digest
-from orchestrator.values.proof import Proof
+from orchestrator.values.proof import KINDS, Proof
 from orchestrator.values.spec import CompilersChoice, Spec
 
 SEARCH_SCHEMA = 1
 _COMPILER_BYTES = 4e9  # of memory, at most: docs/proof.md
 _SPARE = 4  # one in so many compilations is for what the first ones show
+_LOOK_S = 0.1
 _REPEATS = 0.01  # of the FLOPs: a program that repeats more was short of memory
 
-# The schedule's seconds, and their kinds.
-SECONDS = ("scheduled_s", "products_s", "kernels_s", "copies_s", "other_s", "exposed_s")
 
 OnProgress = Callable[[str, str], None]  # how far it is, and what changes often
 
 
 class ComparedProgram(Value):
     """A plan that was compiled, or why not. `overrides` pin it. Seconds are of a step: `expected_s`
-    by published runs, `scheduled_s` by the compiler, with its five kinds. `repeated_share` of the
+    by published runs, `scheduled_s` by the compiler, with its `kinds`. `repeated_share` of the
     FLOPs are computed twice by the compiler's own choice, to save memory. `failure`: why it has no
     schedule; a plan whose bound is above the best schedule is not compiled.
     """
@@ -47,11 +46,7 @@ class ComparedProgram(Value):
     program: str
     expected_s: float
     scheduled_s: float | None = None
-    products_s: float | None = None
-    kernels_s: float | None = None
-    copies_s: float | None = None
-    other_s: float | None = None
-    exposed_s: float | None = None
+    kinds: dict[str, float] = field(default_factory=dict)
     peak_hbm_bytes_per_device: float | None = None
     repeated_share: float | None = None
     fits: bool | None = None
@@ -95,7 +90,9 @@ class ProgramSearch(Shown, Value):
     def _rows(self) -> list[dict[str, Any]]:
         return [
             {"plan": " ".join(each.overrides)}
-            | {name: getattr(each, name) for name in ("expected_s", *SECONDS, "failure")}
+            | {"expected_s": each.expected_s, "scheduled_s": each.scheduled_s}
+            | {name: each.kinds.get(name) for _, name in KINDS}
+            | {"failure": each.failure}
             for each in self.compared
         ]
 
@@ -152,8 +149,8 @@ class _Search:
         waiting, self.stopped = list(contenders), False
         jobs = max(1, min(_parallel_jobs(), len(waiting)))
         pool = ThreadPoolExecutor(jobs)
+        started = [pool.submit(self._add, contender) for contender in waiting]
         try:
-            started = [pool.submit(self._add, contender) for contender in waiting]
             total = len(self.compared) + len(waiting)
             self._report(total, jobs)
             for done in as_completed(started):
@@ -162,7 +159,8 @@ class _Search:
         finally:  # an interrupt leaves no compiler behind
             self.stopped = True
             pool.shutdown(wait=False, cancel_futures=True)
-            compiler.end_all()
+            while wait(started, _LOOK_S).not_done:
+                compiler.end_all()  # a thread may only just have started its own
 
     def _add(self, contender: Contender) -> None:
         self.compared.append(self._compiled(contender))
@@ -212,8 +210,12 @@ def with_proof(row: ComparedProgram, proof: Proof) -> ComparedProgram:
     )
     if schedule is None:
         return replace(row, failure="no schedule: the catalog has no clock for this chip")
-    found = dict(zip(SECONDS, (schedule.total_s, *schedule.kinds), strict=True))
-    return replace(row, **found, failure="" if row.fits else "it does not pass its proof")
+    return replace(
+        row,
+        scheduled_s=schedule.total_s,
+        kinds={name: getattr(schedule, name) for _, name in KINDS},
+        failure="" if row.fits else "it does not pass its proof",
+    )
 
 
 def _parallel_jobs() -> int:

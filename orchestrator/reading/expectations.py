@@ -14,7 +14,7 @@ from orchestrator.reading.nodes import Mapping, Node, Scalar, as_written, respel
 from orchestrator.reading.problems import SHOWN_VALUE, Correction, shortened
 from orchestrator.reading.schema import Schema
 
-_SECTIONS = ("experiment", "resources", "run", "cluster", "tracking")
+_SECTIONS = ("experiment", "resources", "run", "cluster", "tracking", "choice")
 
 
 def _names_of_others(table: dict[str, str]) -> dict[str, list[str]]:

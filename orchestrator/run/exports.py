@@ -23,6 +23,7 @@ from orchestrator.planning.diff_plans import PlanDiff
 from orchestrator.planning.offers import Offers, PlanWithOdds
 from orchestrator.plugins import require
 from orchestrator.processes import MODULE
+from orchestrator.proving.choose import ProgramSearch
 from orchestrator.proving.compare import ProofDiff
 from orchestrator.reading.examples import spec_text
 from orchestrator.reading.huggingface import config_of, same_config
@@ -214,6 +215,7 @@ _OUTPUTS: dict[str, tuple[type, str]] = {
     "explanation": (Explanation, "orch explain SPEC --json"),
     "proof": (Proof, "orch prove SPEC --json"),
     "proof-diff": (ProofDiff, "orch prove SPEC OTHER --json"),
+    "program-search": (ProgramSearch, "orch prove SPEC --search N --json"),
     "score": (Score, "orch score --json"),
     "run": (run.Run, "orch submit, resume, cancel --json; orch runs --json, each of the list"),
     "status": (run.Status, "orch status RUN --json"),

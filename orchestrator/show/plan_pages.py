@@ -10,9 +10,9 @@ from orchestrator.planning.offers import Offer, Offers
 from orchestrator.show import drawings as draw
 from orchestrator.show import offers_screen as screens
 from orchestrator.show.plan_text import headline
-from orchestrator.show.proof_screen import KINDS, by_line, short_line
+from orchestrator.show.proof_screen import by_line, short_line
 from orchestrator.values.plan import Plan
-from orchestrator.values.proof import Schedule
+from orchestrator.values.proof import KINDS, Schedule
 
 _COLORS = 6  # of chips, in the style sheet
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from orchestrator import formatting as fmt
 from orchestrator.network.mesh_axes import ICI_AXES
 from orchestrator.network.rematerialization import summary_of, text_of
-from orchestrator.proving.choose import SECONDS
 from orchestrator.show import parts as ui
 from orchestrator.show.plan_text import headline
 from orchestrator.values import proof as proofs
@@ -268,13 +267,15 @@ def search_screen(search: "ProgramSearch", next_command: str) -> ui.Screen:
     best, used = search.best, {axis for each in search.compared for axis in each.plan.mesh}
     used = {axis for axis in used if any(each.plan.mesh[axis] > 1 for each in search.compared)}
     axes = [axis for axis in ICI_AXES if axis in used]
-    rows: list[ui.Row] = [("mesh", "remat", "micro", "expected", "scheduled", *_SHORT_KINDS)]
+    rows: list[ui.Row] = [
+        ("mesh", "remat", "micro", "expected", "scheduled", *(name for name, _ in proofs.KINDS))
+    ]
     notes: list[ui.Part] = []
     for each in search.compared:
         plan = each.plan
         mesh = ".".join(str(plan.mesh[axis]) for axis in axes)
         what = mesh, summary_of(plan.remat), str(plan.batch.microbatches)
-        times = [each.scheduled_s, *(getattr(each, name) for name in SECONDS[1:])]
+        times = [each.scheduled_s, *(each.kinds.get(name) for _, name in proofs.KINDS)]
         cells = ["-" if value is None else fmt.seconds(value) for value in times]
         rows.append((*what, fmt.seconds(each.expected_s), *cells))
         own = [text for text in each.overrides if text.startswith("experiment.compiler_options")]
@@ -297,7 +298,6 @@ def search_screen(search: "ProgramSearch", next_command: str) -> ui.Screen:
     )  # fmt: skip
 
 
-_SHORT_KINDS = ("products", "kernels", "copies", "other", "exposed")
 _NEGLIGIBLE = 0.001  # a share of the work
 _MARKS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -322,13 +322,6 @@ def _choice_text(search: "ProgramSearch", asked: "ComparedProgram") -> str:
 _MOST = 3  # rows of each table; --json has all
 _SMALL_SHARE = 0.002  # of a step: what takes less is left to --json
 _LOW_SHARE = 0.75  # of the peak: products below it are shown
-KINDS = (
-    ("products", "products_s"),
-    ("kernels", "kernels_s"),
-    ("copies", "copies_s"),
-    ("other", "other_s"),
-    ("exposed", "exposed_s"),
-)
 
 
 def _schedule_parts(plan: Plan, schedule: proofs.Schedule | None, *, full: bool) -> list[ui.Part]:
@@ -352,10 +345,10 @@ def _schedule_parts(plan: Plan, schedule: proofs.Schedule | None, *, full: bool)
             times = fmt.seconds(transfer.exposed_s), fmt.seconds(transfer.wire_s)
             transfers.append((*times, ", ".join(filter(None, words))))
     lines = by_line(schedule)
-    line_rows: list[ui.Row] = [("", *(name for name, _ in KINDS), "")]
+    line_rows: list[ui.Row] = [("", *(name for name, _ in proofs.KINDS), "")]
     for place in lines[:_MOST]:
         if place.total_s >= small_s:
-            kinds = (kind_s(getattr(place, field)) for _, field in KINDS)
+            kinds = (kind_s(getattr(place, field)) for _, field in proofs.KINDS)
             line_rows.append((fmt.seconds(place.total_s), *kinds, short_line(place.line)))
     # The products that lose most against the peak.
     slow: list[ui.Row] = []
@@ -389,7 +382,7 @@ def _totals(plan: Plan, schedule: proofs.Schedule) -> list[ui.Part]:
         name = {"mxu": "products", "hbm": "other"}.get(line.resource or "", "exposed")
         ledger["kernels" if line.kind in ATTENTION_LINES else name] += line.value
     rows = []
-    for name, field in KINDS:
+    for name, field in proofs.KINDS:
         note = ""
         if name == "products" and schedule.products_s:
             rate = schedule.flops / schedule.products_s
@@ -437,7 +430,7 @@ def by_line(schedule: proofs.Schedule) -> list[proofs.ScheduledLine]:
             line=name,
             stack=(name,),
             flops=sum(line.flops for line in lines),
-            **{field: sum(getattr(line, field) for line in lines) for _, field in KINDS},
+            **{field: sum(getattr(line, field) for line in lines) for _, field in proofs.KINDS},
         )
         for name, lines in alike.items()
     ]

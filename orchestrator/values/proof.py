@@ -107,6 +107,16 @@ class ScheduledLoop(Value):
     events: tuple[ScheduledEvent, ...]
 
 
+# A schedule's kinds of seconds, and their fields.
+KINDS = (
+    ("products", "products_s"),
+    ("kernels", "kernels_s"),
+    ("copies", "copies_s"),
+    ("other", "other_s"),
+    ("exposed", "exposed_s"),
+)
+
+
 class Schedule(Value):
     """A step as the compiler schedules it. The five kinds of seconds add up to `total_s`.
 
@@ -129,11 +139,6 @@ class Schedule(Value):
     loops: tuple[ScheduledLoop, ...]
     unpriced: tuple[str, ...]
     ledger: tuple[ScheduledLedgerLine, ...] = ()
-
-    @property
-    def kinds(self) -> tuple[float, float, float, float, float]:
-        """Seconds of products, kernels, copies, everything else, and waiting."""
-        return self.products_s, self.kernels_s, self.copies_s, self.other_s, self.exposed_s
 
 
 class SliceTorus(Value):
