@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from orchestrator.run.specs import offers as offers
     from orchestrator.run.specs import plan as plan
     from orchestrator.run.specs import plans as plans
+    from orchestrator.run.specs import with_proof as with_proof
     from orchestrator.run.studies import study as study
     from orchestrator.run.studies import submit_study as submit_study
     from orchestrator.run.submit import resume as resume
@@ -77,7 +78,7 @@ _MODULES = {
     "run.records": "sync ui",
     "run.runs": "cancel follow follow_logs logs remove runs status studies",
     "run.specs": "create_spec deadline_odds diff is_study key_help known_proof line_cut load"
-    " offers plan plans",
+    " offers plan plans with_proof",
     "run.studies": "study submit_study",
     "run.submit": "resume submit",
     "show.pages": "write_forecast write_offers write_report write_schedule",

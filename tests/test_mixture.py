@@ -11,7 +11,7 @@ from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Mixture
 from orchestrator.network.mlp import expert_rows
 from orchestrator.planning import flops
-from orchestrator.planning.calibrated import _layout_of
+from orchestrator.planning.calibrated import layout_of
 from orchestrator.planning.infeasible import Infeasible
 from orchestrator.planning.layout import Training
 from orchestrator.planning.memory import phases
@@ -33,7 +33,7 @@ def model_of(**changes: Any) -> Model:
 
 def layout_for(model: Model, **changes: Any) -> Training:
     plan = plan_of(model, **changes)
-    return _layout_of(plan, catalog.chip(plan.chip))
+    return layout_of(plan, catalog.chip(plan.chip))
 
 
 @pytest.mark.parametrize(

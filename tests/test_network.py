@@ -22,7 +22,7 @@ from orchestrator.network.mesh_axes import (
 from orchestrator.network.published import published_weights
 from orchestrator.network.rematerialization import POLICIES, policy, remat_of, text_of
 from orchestrator.planning import flops
-from orchestrator.planning.calibrated import _layout_of
+from orchestrator.planning.calibrated import layout_of
 from orchestrator.planning.collectives import Exchange, exchanges
 from orchestrator.planning.search import _all_policies
 from orchestrator.values.model import LatentDimensions, MixtureOfExperts, Model
@@ -105,7 +105,7 @@ def test_latent_attention_has_its_weights() -> None:
 def test_latent_attention_costs_what_its_widths_cost() -> None:
     """Scores along queries, values along theirs; the backward kernel 3 and 2 times."""
     plan = plan_of(model_of(**LATENT), length=512)
-    layout = _layout_of(plan, catalog.chip(plan.chip))
+    layout = layout_of(plan, catalog.chip(plan.chip))
     queries, values = 8 * 16, 8 * 20
     assert flops.attention_flops_per_token(plan.model, 512) == 3 * 512 * (queries + values)
     pairs = 3 * layout.step_tokens * 512  # blocks as long as sequences are computed whole
@@ -147,9 +147,9 @@ def test_mesh_axes_exchange_what_they_declare() -> None:
     for capacity in (None, 1.25):
         moe = MixtureOfExperts(experts=8, top_k=2, capacity_factor=capacity)
         plan = plan_of(replace(TINY, moe=moe), **mesh, sequences=64)
-        sent += exchanges(_layout_of(plan, catalog.chip(plan.chip)))
+        sent += exchanges(layout_of(plan, catalog.chip(plan.chip)))
     muon = replace(plan, optimizer=Optimizer(name="muon"))
-    sent += exchanges(_layout_of(muon, catalog.chip(plan.chip)))
+    sent += exchanges(layout_of(muon, catalog.chip(plan.chip)))
     for axis in _MESH_AXES:
         lines = {one.line for one in sent if axis.name in one.axes}
         assert lines == set(axis.exchanges), axis.name
@@ -201,7 +201,7 @@ def test_a_ring_repeats_parallel_matmuls_as_one() -> None:
     """Only the missing columns are multiplied again, but for those that `tensor` sends round."""
     for tensor, repeated in ((1, 64 * 96), (4, 2 * 64 * 96 / 4)):
         plan = plan_of(model_of(), tensor=tensor, remat=TensorTreatments(up="offload"))
-        layout = _layout_of(plan, catalog.chip(plan.chip))
+        layout = layout_of(plan, catalog.chip(plan.chip))
         assert layout.repeated_elements(layout.network.blocks[0].mlp.inputs) == repeated
 
 
@@ -289,7 +289,7 @@ def test_every_byte_of_vectors_is_in_the_ledger(shape: dict[str, Any]) -> None:
 
 
 def check_bytes(plan: Plan) -> None:
-    layout = _layout_of(plan, catalog.chip(plan.chip))
+    layout = layout_of(plan, catalog.chip(plan.chip))
     counted: defaultdict[tuple[str, ...], float] = defaultdict(float)
     ways: dict[tuple[str, ...], int] = {}
     for one in exchanges(layout):

@@ -9,7 +9,7 @@ import pytest
 from orchestrator import catalog
 from orchestrator.network.decoder import decoder
 from orchestrator.planning import flops
-from orchestrator.planning.calibrated import _layout_of
+from orchestrator.planning.calibrated import layout_of
 from orchestrator.planning.kernels import attention_block, head_bytes, partial_sums
 from orchestrator.values.model import Model
 from orchestrator.values.spec import Precision
@@ -70,7 +70,7 @@ def test_windows_count_what_queries_see(window: int) -> None:
     model = replace(catalog.model("llama3-8b"), window=window)
     blocks = seen.reshape(length // size, size, length // size, size).any(axis=(1, 3))
     plan = plan_of(replace(model, layers=1), length=length)
-    layout = _layout_of(plan, catalog.chip(plan.chip))
+    layout = layout_of(plan, catalog.chip(plan.chip))
     [block] = layout.network.blocks
     computed = flops.forward_positions(layout, block.attention)
     assert computed == blocks.sum() * size * size / length
@@ -152,7 +152,7 @@ def test_blocks_of_queries_and_keys_may_differ(queries: int, keys: int, window: 
     parts = length // queries, queries, length // keys, keys
     visited = seen.reshape(parts).any(axis=(1, 3)).sum()
     model = replace(catalog.model("llama3-8b"), window=window, layers=1)
-    layout = _layout_of(plan_of(model, length=length), catalog.chip("v5p"))
+    layout = layout_of(plan_of(model, length=length), catalog.chip("v5p"))
     [block] = layout.network.blocks
     computed = flops._computed_positions(layout, block.attention, queries, keys)
     assert computed == pytest.approx(visited * queries * keys / length)
@@ -173,7 +173,7 @@ def test_a_backward_pass_in_one_kernel_makes_scores_once(
     """Five products for two; in two kernels seven. More keys at a time waste more."""
     model = replace(catalog.model("llama3-8b"), window=window, layers=1)
     plan = plan_of(model, length=length, precision=Precision())
-    layout = _layout_of(plan, catalog.chip("v5p"))
+    layout = layout_of(plan, catalog.chip("v5p"))
     found = flops.attention_backward_flops(layout) / flops.attention_forward_flops(layout)
     assert found == pytest.approx(backward)
 
@@ -204,6 +204,6 @@ def test_queries_and_keys_before_their_norm_are_made_again(norm: Any, heads: int
         name="m", layers=2, d_model=64, d_ff=128, heads=8, kv_heads=4, head_dim=16, vocab=256,
         qk_norm=norm,
     )  # fmt: skip
-    layout = _layout_of(plan_of(model, sequences=2, length=32, remat="none"), catalog.chip("v5e"))
+    layout = layout_of(plan_of(model, sequences=2, length=32, remat="none"), catalog.chip("v5e"))
     again = flops.matmul_flops(layout, 2 * 64 * heads * 16)
     assert flops.blocks_recompute_flops(layout) == again

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator import catalog
 from orchestrator.planning import flops
-from orchestrator.planning.calibrated import _layout_of
+from orchestrator.planning.calibrated import layout_of
 from orchestrator.planning.layout import Training
 from orchestrator.planning.memory import _resting_lines
 from orchestrator.planning.planner import make_plan
@@ -30,7 +30,7 @@ def layout_for(
         precision=Precision(optimizer=moments, first_moment=first),
         **mesh,
     )
-    return _layout_of(plan, catalog.chip(plan.chip))
+    return layout_of(plan, catalog.chip(plan.chip))
 
 
 def held(layout: Training) -> float:

@@ -10,7 +10,7 @@ from orchestrator import catalog
 from orchestrator.drive.driver import _select, _SliceRequest
 from orchestrator.launch.backend import Slice
 from orchestrator.network.decoder import decoder
-from orchestrator.planning.calibrated import _layout_of
+from orchestrator.planning.calibrated import layout_of
 from orchestrator.planning.infeasible import Infeasible
 from orchestrator.planning.planner import make_plan, plan_on
 from orchestrator.planning.rehearsal import rehearse
@@ -102,7 +102,7 @@ def test_the_ledger_has_what_crosses_the_network(shared: Plan, copied: Plan) -> 
 
 def test_slices_that_share_weights_wait_in_each_layer(shared: Plan) -> None:
     """They exchange weights in every microbatch, where others reduce gradients once a step."""
-    layout = _layout_of(shared, catalog.chip("v6e"))
+    layout = layout_of(shared, catalog.chip("v6e"))
     accumulating = replace(layout, microbatches=2)
     assert _reductions(layout) == shared.model.layers
     assert _reductions(accumulating) == 2 * shared.model.layers

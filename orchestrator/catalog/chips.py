@@ -81,6 +81,14 @@ class _LibtpuNames(Value):
     options: dict[str, _CompilerOption] = field(default_factory=dict)
 
 
+class _ProductShares(Value):
+    """The share of what a large product reaches that one of fewer rows does, by rows, ascending."""
+
+    rows: tuple[int, ...]
+    shares: tuple[float, ...]
+    source: _Name
+
+
 class GkeNames(Value):
     """GKE's names for the chip: `accelerator` is a value of node labels, for manifests only."""
 
@@ -112,7 +120,8 @@ class Chip(Value):
     `devices` and for `torus_axes`. `device_kinds` are what JAX calls its devices, by one version or
     another; `ray`, `libtpu` and `gke` are its names there, None where it lacks them. `matrix_unit`
     is the edge of the array that multiplies matrices, where it is one. `clock_hz` is what the TPU
-    compiler's estimates of cycles are over. `failures` are None where nothing is known or assumed
+    compiler's estimates of cycles are over, and `products` what they say of small products.
+    `failures` are None where nothing is known or assumed
     of them. `book` has the numbers of "How To Scale Your Model", each under its own name.
     """
 
@@ -143,6 +152,7 @@ class Chip(Value):
     multislice_chips: Quantity | None = None
     matrix_unit: Quantity | None = None
     clock_hz: Quantity | None = None
+    products: _ProductShares | None = None
     ray: RayNames | None = None
     libtpu: _LibtpuNames | None = None
     gke: GkeNames | None = None

@@ -113,7 +113,8 @@ def _plans(
     # Files that the plans need and this machine lacks.
     missing = missing_inputs(spec, path.parent)
     warned = tuple(make_warning("input_missing", key=key, path=name) for key, name in missing)
-    plans = [replace(plan, warnings=(*plan.warnings, *warned)) for plan in made]
+    known = [*map(_with_known_proof, made)]
+    plans = [replace(plan, warnings=(*plan.warnings, *warned)) for plan, _ in known]
     following = spec_command("explain", path, spec.overrides, *stage_option(stage))
     odds = [None if stage else orch.deadline_odds(spec, plan) for plan in plans]
     values = [*map(PlanWithOdds.of, plans, odds)]
@@ -122,24 +123,29 @@ def _plans(
         """Return the first plan with its proof, if that is known, then what runners-up lose."""
         first, *others = plans
         if first.stages:
-            known = [text for stage in first.stages if (text := _known_proof(stage))]
-            return stages_screen(first, following, known, detail, odds[0])
+            proofs = [text for stage in first.stages if (text := _with_known_proof(stage)[1])]
+            return stages_screen(first, following, proofs, detail, odds[0])
         cut = None
         if profile is None and stage is None and first.search.priced <= _QUICK[detail]:
             cut = orch.line_cut(spec, first)
-        return plan_screen(first, following, _known_proof(first), others, detail, odds[0], cut)
+        proof = known[0][1]
+        if not proof and first.forecast.extrapolations and profile is None:
+            command = spec_command("prove", path, spec.overrides, *stage_option(stage))
+            proof = f"none yet, and one would narrow the interval: {command}"
+        return plan_screen(first, following, proof, others, detail, odds[0], cut)
 
     return CommandResult(values if more else values[0], screens)
 
 
-def _known_proof(plan: Plan) -> str:
+def _with_known_proof(plan: Plan) -> tuple[Plan, str]:
+    """Return a plan with its proof's schedule in the forecast, and the proof in a few words."""
     known = orch.known_proof(plan)
     if known is None:
-        return ""
+        return plan, ""
     # Most plans have no proof.
     from orchestrator.show.proof_screen import proof_summary  # noqa: PLC0415
 
-    return proof_summary(known.proof, known.age_s or 0.0)
+    return orch.with_proof(plan, known.proof), proof_summary(known.proof, known.age_s or 0.0)
 
 
 def _offers(

@@ -220,12 +220,12 @@ def _emulated_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
         for kind, name, calls, measured_s in parts
     ]
     nothing = nothing_fails(plan.forecast.goodput.inputs)
-    return _write(plan, _layout_of(plan, chip), lines, lower_s, (_CORES, 0.0), nothing)
+    return _write(plan, layout_of(plan, chip), lines, lower_s, (_CORES, 0.0), nothing)
 
 
 def _chip_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
     """Return a forecast with the plan's bound, peak and price, and seconds of links and hosts."""
-    was, layout = plan.forecast, _layout_of(plan, catalog.chip_of(plan))
+    was, layout = plan.forecast, layout_of(plan, catalog.chip_of(plan))
     between = LedgerLine(
         kind="elementwise",
         name="between matmuls",
@@ -280,7 +280,7 @@ def _source_of(profile: ChipProfile) -> str:
     return f"profile {codec.short(codec.digest(profile))}"
 
 
-def _layout_of(plan: Plan, chip: Chip) -> Training:
+def layout_of(plan: Plan, chip: Chip) -> Training:
     """Return the plan's layout, without links."""
     return Training(
         chip=chip,

@@ -101,7 +101,8 @@ _LOGITS_TOUCHES, _LOGITS_BYTES = 7, 4
 
 class StepWork(Value):
     """Seconds of a step by kind, and how often gradients are reduced between how many slices.
-    Matmuls, attention and HBM are at peak rates, links at the rate that they reach. `gathers_s` and
+    Attention and HBM are at peak rates, matmuls too but for what small products lose, links at the
+    rate that they reach. `gathers_s` and
     `dcn_s` can run behind neighbouring layers; matmuls wait for `tensor_s`, except pieces of a
     ring; nothing overlaps `serial_s`. `reductions_by_layer` assumes no accumulation. `row_moves`
     counts rows of experts that a device moves one by one.
@@ -138,7 +139,8 @@ def step_work(layout: Training, lines: list[LedgerLine]) -> StepWork:
         for one in (block.attention.queries, block.attention.result)
     ]
     return StepWork(
-        matmul_s=_total(line.value for line in lines if line.resource == "mxu") - attention_s,
+        matmul_s=(_total(line.value for line in lines if line.resource == "mxu") - attention_s)
+        / small_product_share(layout),
         attention_s=attention_s / float(sum(widths) / sum(whole(one, _LANES) for one in widths)),
         hbm_s=_total(line.value for line in lines if line.resource == "hbm"),
         passes_s=pass_bytes(layout) / hbm_rate(layout),
@@ -154,6 +156,19 @@ def step_work(layout: Training, lines: list[LedgerLine]) -> StepWork:
         reductions_by_layer=layout.network.layers * crosses(layout),
         slices=layout.devices_along(DCN_AXES),
     )
+
+
+def small_product_share(layout: Training) -> Number:
+    """The share of a large product's rate that this layout's matmuls reach, as their rows are few:
+    over a ring a hop multiplies what came from both sides. The gradient of a weight, one product in
+    three, is of whole arrays.
+    """
+    known, ring = layout.chip.products, layout.devices_along(GROUPS["tensor"])
+    if known is None:
+        return 1.0
+    rows = layout.step_tokens / layout.microbatches / ring * np.where(ring > 2, 2, 1)
+    share = np.interp(np.log2(rows), np.log2(known.rows), known.shares)
+    return 3 / (2 / share + 1)
 
 
 def never_hidden_s(layout: Training, lines: list[LedgerLine]) -> Number:

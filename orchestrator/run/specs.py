@@ -11,6 +11,7 @@ from orchestrator.planning.forecast import scale
 from orchestrator.planning.offers import DeadlineOdds, Offers, chance, make_offers
 from orchestrator.planning.planner import LineCut, make_plans, make_stage_plans, stage_spec
 from orchestrator.planning.planner import line_cut as find_line_cut
+from orchestrator.planning.witnesses import with_schedule
 from orchestrator.proving import proofs_folder
 from orchestrator.reading.examples import create
 from orchestrator.reading.expectations import KeyHelp, help_about
@@ -18,6 +19,7 @@ from orchestrator.reading.load import is_study as describes_study
 from orchestrator.reading.load import load as load_spec
 from orchestrator.reading.offer_options import days_to_deadline, deadline_ahead, offer_request
 from orchestrator.values.plan import Plan, program_digest
+from orchestrator.values.proof import Proof
 from orchestrator.values.spec import Spec
 
 if TYPE_CHECKING:
@@ -143,6 +145,11 @@ def known_proof(plan: Plan) -> "ProofResult | None":
     from orchestrator.proving.verdict import cached  # noqa: PLC0415
 
     return cached(plan)
+
+
+def with_proof(plan: Plan, proof: Proof) -> Plan:
+    """Return the plan with what the compiler's schedule of its program adds to the forecast."""
+    return with_schedule(plan, proof.schedule if plan.ledger_describes_trainer else None)
 
 
 def loaded(spec: SpecSource, overrides: Sequence[str] = ()) -> Spec:

@@ -31,6 +31,7 @@ from orchestrator.run.follow import drive, follow
 from orchestrator.run.progress import RUNS, NotConfirmed, Notice, Progress
 from orchestrator.run.proofs import prove_before_run
 from orchestrator.run.records import tracked_at_end
+from orchestrator.run.specs import with_proof
 from orchestrator.storage.addresses import folder, is_copy
 from orchestrator.values import codec
 from orchestrator.values.codec import DType, Value
@@ -169,6 +170,8 @@ def _run_on_cluster(request: Request, address: str, named_by: str) -> Run:
     if jobs is None:
         jobs, ready = check_cluster(new, address, request.storage, progress)
     proofs = _proofs(request)
+    if proofs and not plan.stages:  # what is promised rests on both witnesses
+        new = replace(new, plan=with_proof(plan, proofs[0]))
     if ready:
         progress(ready)
     check_confirmed(request.confirm, Proposal(name=plan.name, runs=1, address=address))

@@ -300,6 +300,11 @@ def expected_ledger(plan: Plan, *, full: bool) -> list[ui.Part]:
             took = fmt.span(fmt.percent(min(longer)), fmt.percent(max(longer)))
             text += f"; other software took {took} longer ({names})"
         parts.append(ui.Text(text, hang=2))
+    for witness in plan.forecast.witnesses:
+        says = f"{fmt.seconds(witness.expected_s)}, {_INTERVAL}"
+        says += f" {fmt.span(fmt.seconds(witness.low_s), fmt.seconds(witness.high_s))}"
+        text = f"{witness.name}: {says}; {fmt.percent(witness.weight)} of what is expected"
+        parts.append(ui.Text(text, hang=2))
     interval = f"{_INTERVAL} {likely(plan.forecast.step_s, fmt.seconds)}"
     return ui.section(f"expected step: {fmt.seconds(total_s)}, {interval}{of_trainer(plan)}", parts)
 

@@ -35,6 +35,8 @@ LineKind = Literal[
     # seconds that only measured runs show
     "row_moves", "exposed_gathers", "exposed_tensor", "serial_collectives", "slice_wait",
     "busiest_resource", "layers", "outside_layers",
+    # seconds that the compiler schedules
+    "scheduled",
 ]  # fmt: skip
 ATTENTION_LINES: tuple[LineKind, ...] = ("attention", "attention_recompute")  # what kernels run
 
@@ -180,6 +182,16 @@ class LearnedFrom(Value):
     others: tuple[SoftwareRuns, ...]
 
 
+class Witness(Value):
+    """What one witness says of a step alone, and its share of what both together expect."""
+
+    name: Literal["published runs", "the compiler"]
+    weight: float
+    expected_s: float
+    low_s: float
+    high_s: float
+
+
 class Forecast(Value):
     """What the plan should take: bytes per device against HBM, seconds per step, money.
 
@@ -188,7 +200,8 @@ class Forecast(Value):
     `hidden_s` of the transfers to the host. `never_hidden_s` is what the ranking adds to the mean
     of `lower` and `unoverlapped`: passes between matmuls, moves of rows of experts, and half of the
     exchanges that nothing hides. The host's memory is counted for one chip; its size is None where
-    no source has it.
+    no source has it. `witnesses` are what `step_s.expected` rests on where the plan's program was
+    compiled; empty where published runs are the only one.
     """
 
     memory_bytes_per_device: float
@@ -217,6 +230,7 @@ class Forecast(Value):
     expected_time: tuple[LedgerLine, ...] = ()
     extrapolations: tuple[Extrapolation, ...] = ()
     learned_from: LearnedFrom | None = None
+    witnesses: tuple[Witness, ...] = ()
 
 
 class PlannedModel(Model):

@@ -139,6 +139,9 @@ class Schedule(Value):
     loops: tuple[ScheduledLoop, ...]
     unpriced: tuple[str, ...]
     ledger: tuple[ScheduledLedgerLine, ...] = ()
+    low_s: float | None = None
+    high_s: float | None = None
+    never_judged: tuple[str, ...] = ()
 
 
 class SliceTorus(Value):
