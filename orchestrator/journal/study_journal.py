@@ -27,16 +27,9 @@ from orchestrator.journal.run_state import UNCLAIMED_S, process_name
 from orchestrator.storage import copies
 from orchestrator.storage.addresses import address, is_copy
 from orchestrator.values import codec
+from orchestrator.values import study as values
 from orchestrator.values.codec import Value
 from orchestrator.values.run import LIVE, Run, TrackedRun
-from orchestrator.values.study import (
-    Study,
-    StudyState,
-    StudyStatus,
-    StudySubmission,
-    Trial,
-    TrialStart,
-)
 
 _SCHEMA = 3
 _SUBMISSION = "study.json"  # without it there is no study
@@ -45,7 +38,7 @@ _SUBMISSION = "study.json"  # without it there is no study
 class StudyRequest(Value):
     """The request from which a study's journal is created. Equal requests have one journal."""
 
-    study: Study
+    study: values.Study
     steps: int | None
     devices: int | None = None
     rehearsal: bool = True
@@ -68,27 +61,27 @@ class StudyJournal:
         self.submission_path = self.path / _SUBMISSION
         self.trials, self.documents = self.path / "trials", self.path / "documents"
 
-    def submission(self) -> StudySubmission:
+    def submission(self) -> values.StudySubmission:
         """Return what was requested; `JournalUnreadable` if this is not the folder of a study."""
-        submission = read_value(self.submission_path, StudySubmission)
+        submission = read_value(self.submission_path, values.StudySubmission)
         if submission.schema != _SCHEMA:
             raise errors.OtherVersion(self.path, "study", written=submission.schema, read=_SCHEMA)
         return submission
 
-    def trial_starts(self) -> list[TrialStart]:
+    def trial_starts(self) -> list[values.TrialStart]:
         """Return the runs that were started, in order, without records that cannot be read."""
         starts = []
         for text in events.read(self.trials).contents.values():
             with suppress(msgspec.DecodeError):
-                start = codec.from_json(text, TrialStart)
+                start = codec.from_json(text, values.TrialStart)
                 if Path(start.run).name == start.run:  # no run elsewhere
                     starts.append(start)
         return starts
 
-    def trial_journal(self, start: TrialStart) -> Journal:
+    def trial_journal(self, start: values.TrialStart) -> Journal:
         return Journal(self.storage / start.run)
 
-    def trial_run(self, start: TrialStart, clock: Clock = time.time) -> Run | None:
+    def trial_run(self, start: values.TrialStart, clock: Clock = time.time) -> Run | None:
         """Return the run of a trial; None where it never started, was removed, or is not of it."""
         with suppress(errors.JournalUnreadable):
             run = self.trial_journal(start).run(clock)
@@ -96,7 +89,7 @@ class StudyJournal:
             return run if run.study == self.key else None
         return None
 
-    def status(self, clock: Clock = time.time, listed: Sequence[Run] = ()) -> StudyStatus:
+    def status(self, clock: Clock = time.time, listed: Sequence[Run] = ()) -> values.StudyStatus:
         """Return the state of the study; runs that are `listed` are not read."""
         submission, known = self.submission(), {run.run: run for run in listed}
         every = [
@@ -108,8 +101,8 @@ class StudyJournal:
         study = submission.study
         done = {(start.trial, start.repeat) for start, run in runs if is_settled(study, run)}
         total = len(study.trials) * study.repeats
-        ended: StudyState = "succeeded" if len(done) == total else "stopped"
-        return StudyStatus(
+        ended: values.StudyState = "succeeded" if len(done) == total else "stopped"
+        return values.StudyStatus(
             study=self.key,
             id=submission.id,
             name=study.name,
@@ -125,7 +118,7 @@ class StudyJournal:
         )
 
 
-def is_settled(study: Study, run: Run) -> bool:
+def is_settled(study: values.Study, run: Run) -> bool:
     """Return whether a run of a trial succeeded or, in a sweep, diverged, as it would again."""
     error = run.attempts[-1].error if run.attempts else None
     diverged = run.state == "failed" and (error or "").startswith(errors.LossNotFinite.__name__)
@@ -143,7 +136,7 @@ def open_study(
             files.make_folder(part)
         for name, text in documents.items():
             files.write_once(prepared.documents / name, text)
-        submission = StudySubmission(
+        submission = values.StudySubmission(
             schema=_SCHEMA,
             id=uuid.uuid4().hex,
             digest=request.digest,
@@ -164,7 +157,7 @@ def open_study(
 
 def start_trial(
     journal: StudyJournal, trial: int, repeat: int, clock: Clock = time.time
-) -> TrialStart:
+) -> values.TrialStart:
     """Name the next run of a trial; `RunIsLive` while another run of the study is active."""
     starter = liveness.this_process()
     while True:
@@ -172,7 +165,7 @@ def start_trial(
         starts = _idle_starts(journal, clock)
         retries = sum((start.trial, start.repeat) == (trial, repeat) for start in starts)
         name = f"{journal.key}-trial-{trial}.{repeat}" + (f".{retries + 1}" if retries else "")
-        start = TrialStart(at_s=clock(), trial=trial, repeat=repeat, run=name, by=starter)
+        start = values.TrialStart(at_s=clock(), trial=trial, repeat=repeat, run=name, by=starter)
         with suppress(FileExistsError):  # another process started one first: look again
             events.append(journal.trials, number, codec.to_json(start))
             return start
@@ -203,14 +196,14 @@ def track(
     return noted_tracking(journal.path, (name,)) or tracking
 
 
-def _idle_starts(journal: StudyJournal, clock: Clock) -> list[TrialStart]:
+def _idle_starts(journal: StudyJournal, clock: Clock) -> list[values.TrialStart]:
     starts = journal.trial_starts()
     if activity := _activity(((s, journal.trial_run(s, clock)) for s in starts), clock):
         raise errors.RunIsLive(f"study {journal.key}: {activity}")
     return starts
 
 
-def _activity(starts: Iterable[tuple[TrialStart, Run | None]], clock: Clock) -> str | None:
+def _activity(starts: Iterable[tuple[values.TrialStart, Run | None]], clock: Clock) -> str | None:
     """Say which run of a study is live or about to start; None if no run is."""
     for start, run in starts:
         if run and run.state in LIVE:
@@ -247,7 +240,7 @@ def find_runs(storage: Path, name: str) -> list[Journal]:
     return [found.trial_journal(start) for start in found.trial_starts() if found.trial_run(start)]
 
 
-def trial_of(journal: Journal, study: str | None) -> tuple[Study, Trial] | None:
+def trial_of(journal: Journal, study: str | None) -> tuple[values.Study, values.Trial] | None:
     """Return the study and the trial that a run belongs to; None for any other run."""
     if study is None:
         return None

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from orchestrator.values import run_options
 from orchestrator.values.codec import (
     COMPUTED,
     FROM_STAGES,
@@ -31,12 +32,6 @@ from orchestrator.values.codec import (
     about,
 )
 from orchestrator.values.model import Model
-from orchestrator.values.run_options import (
-    ClusterOptions,
-    FailureOptions,
-    RunOptions,
-    TrackingOptions,
-)
 
 
 class Batch(Value):
@@ -296,7 +291,7 @@ class Resources(Value):
     pods: Annotated[Pods, about(notation="pods")] = Pods(min=1, max=1)
     mesh: Annotated[MeshRequest, about(notation="mesh")] = MeshRequest()
     goodput: Annotated[Share | None, about("90%", notation="share")] = None
-    failures: FailureOptions = field(default_factory=FailureOptions)
+    failures: run_options.FailureOptions = field(default_factory=run_options.FailureOptions)
     dollars_per_chip_hour: Annotated[NonNegativeNumber | None, about(4.2)] = None
 
     @property
@@ -329,8 +324,8 @@ class Spec(Value):
     resources: Annotated[
         Resources, Meta(examples=[{"chip": "v5p", "topology": "16x20x28", "pods": 4}])
     ]
-    run: RunOptions = field(default_factory=RunOptions)
-    cluster: ClusterOptions = field(default_factory=ClusterOptions)
-    tracking: TrackingOptions = field(default_factory=TrackingOptions)
+    run: run_options.RunOptions = field(default_factory=run_options.RunOptions)
+    cluster: run_options.ClusterOptions = field(default_factory=run_options.ClusterOptions)
+    tracking: run_options.TrackingOptions = field(default_factory=run_options.TrackingOptions)
     # The `--set key=value` texts that were applied, so that a plan can show them.
     overrides: Annotated[tuple[str, ...], COMPUTED] = ()

@@ -20,14 +20,8 @@ from orchestrator.tracking.mlflow import metadata, metrics
 from orchestrator.tracking.mlflow.metrics import MetricPoint
 from orchestrator.tracking.mlflow.store import MOST_PARAMS, MOST_POINTS, Status, Store, StoredRun
 from orchestrator.values import codec
+from orchestrator.values import study as studies
 from orchestrator.values.run import LIVE, Run
-from orchestrator.values.study import (
-    ScalingReport,
-    StudyState,
-    SweepReport,
-    kind_text,
-    settings_text,
-)
 
 _CURVES = "orch.curves"
 _STATUS: dict[str, Status] = {
@@ -36,7 +30,7 @@ _STATUS: dict[str, Status] = {
     "cancelled": "KILLED",
     "lost": "FAILED",
 }
-_PARENT_STATUS: dict[StudyState, Status] = {
+_PARENT_STATUS: dict[studies.StudyState, Status] = {
     "running": "RUNNING",
     "stopped": "FAILED",
     "succeeded": "FINISHED",
@@ -46,10 +40,12 @@ _PARENT_STATUS: dict[StudyState, Status] = {
 # --- the points of a study's MLflow run: MFU and speed over pods, or the losses of a sweep
 
 
-def _study_points(report: ScalingReport | SweepReport, at_s: float) -> list[MetricPoint]:
+def _study_points(
+    report: studies.ScalingReport | studies.SweepReport, at_s: float
+) -> list[MetricPoint]:
     # Those of a trial come once no run of it will change them: a server takes no point back.
     points: list[MetricPoint] = []
-    if isinstance(report, SweepReport):
+    if isinstance(report, studies.SweepReport):
         for trial in report.trials:
             points += metrics.finite({metrics.SWEEP_LOSS: trial.loss}, at_s, trial.number)
         return points
@@ -106,7 +102,7 @@ def _parent_of(journal: Journal, run: Run, store: Store) -> str | None:
     points = _study_points(report, max(ended, default=opened.at_s))
     tags = {_CURVES: codec.digest(points)}
     if parent.tags.get(_CURVES) != tags[_CURVES]:
-        best = report.best if isinstance(report, SweepReport) else None
+        best = report.best if isinstance(report, studies.SweepReport) else None
         for trial in opened.study.trials:
             if trial.number == best and trial.settings:
                 settings = trial.settings.items()
@@ -129,7 +125,7 @@ def _find_or_create(study: StudyJournal, store: Store) -> StoredRun:
         config = opened.study
         varied, repeats = ", ".join(config.vary), f"{config.repeats} of each"
         trials = f"{len(config.trials)} trials over {varied}, {repeats}"
-        about = f"**{study.key}**: {kind_text(config.scaling)}, {trials}."
+        about = f"**{study.key}**: {studies.kind_text(config.scaling)}, {trials}."
         tags = {
             metadata.RUN_ID: opened.id,
             "orch.kind": "study",
@@ -203,7 +199,7 @@ class RunExport:
             name = run.run
             if found := trial_of(self._journal, run.study):
                 study, trial = found
-                name = f"{settings_text(trial.settings, study.vary)}: {name}"
+                name = f"{studies.settings_text(trial.settings, study.vary)}: {name}"
             stored = self._store.create(name, run.submitted_at_s, {tag: run.id})
         tracking = self._store.tracked(stored.id)
         winner = journals.track(self._journal, tracking, instead=noted is None)
