@@ -25,7 +25,7 @@ from orchestrator.run.runs import logs
 from orchestrator.run.submit import resume
 from orchestrator.tracking import destinations, recorder
 from orchestrator.tracking.destinations import read_sync_state
-from orchestrator.tracking.mlflow.metadata import artifacts
+from orchestrator.tracking.mlflow.export import artifacts
 from orchestrator.values import codec
 from orchestrator.values.run import Destination, StateReason, SyncProgress, SyncState
 from orchestrator.values.run_options import TrackingOptions

@@ -17,8 +17,7 @@ import psutil
 import pytest
 
 from orchestrator import journal
-from orchestrator.drive.driver import Driver, run_to_end
-from orchestrator.drive.monitor import _explain_failure
+from orchestrator.drive.driver import Driver, _explain_failure, run_to_end
 from orchestrator.errors import Superseded
 from orchestrator.journal import boundary
 from orchestrator.launch.backend import AttemptHandle, AttemptSpec, ClusterUnusable, WorkerArgs

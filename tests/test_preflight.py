@@ -15,7 +15,7 @@ from orchestrator.launch.preflight import (
     PreflightRequest,
 )
 from orchestrator.launch.ray.backend import _host_and_port
-from orchestrator.show import rehearsal_screen as render
+from orchestrator.show import status_screen as render
 from orchestrator.values.plan import Estimate
 from tests.journals import tiny_plan
 

@@ -8,33 +8,11 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from orchestrator.values import run_options
-from orchestrator.values.codec import (
-    COMPUTED,
-    FROM_STAGES,
-    AxisSize,
-    DecayRate,
-    DType,
-    MatmulType,
-    Microbatches,
-    MomentType,
-    Name,
-    NonNegativeInteger,
-    NonNegativeNumber,
-    OptionName,
-    PodCount,
-    PositiveInteger,
-    PositiveNumber,
-    Share,
-    Text,
-    Treatment,
-    Value,
-    about,
-)
+from orchestrator.values import codec, run_options
 from orchestrator.values.model import Model
 
 
-class Batch(Value):
+class Batch(codec.Value):
     """The global batch of a step.
 
     Attributes:
@@ -46,14 +24,16 @@ class Batch(Value):
             their gradients add up. With auto it is the least that fits in memory.
     """
 
-    sequences: Annotated[int, about(1024, ge=1, le=10_000_000)]
-    length: Annotated[int, about(4096, ge=1, le=100_000_000)]
-    tolerance: Annotated[float, about("10%", notation="tolerance", ge=0, le=0.5)] = 0.0
+    sequences: Annotated[int, codec.about(1024, ge=1, le=10_000_000)]
+    length: Annotated[int, codec.about(4096, ge=1, le=100_000_000)]
+    tolerance: Annotated[float, codec.about("10%", notation="tolerance", ge=0, le=0.5)] = 0.0
     # The search takes the fewest that fit where it is None.
-    microbatches: Annotated[Microbatches | None, about(2, notation="microbatches")] = None
+    microbatches: Annotated[codec.Microbatches | None, codec.about(2, notation="microbatches")] = (
+        None
+    )
 
 
-class Optimizer(Value):
+class Optimizer(codec.Value):
     """The optimizer, with linear warm-up.
 
     Attributes:
@@ -75,19 +55,19 @@ class Optimizer(Value):
     """
 
     name: Literal["adamw", "adafactor", "muon"] = "adamw"
-    peak_lr: PositiveNumber = 3e-4
-    end_lr: NonNegativeNumber = 0.0
-    warmup_steps: NonNegativeInteger = 2000
+    peak_lr: codec.PositiveNumber = 3e-4
+    end_lr: codec.NonNegativeNumber = 0.0
+    warmup_steps: codec.NonNegativeInteger = 2000
     decay: Literal["cosine", "linear", "constant"] = "cosine"
-    beta1: DecayRate = 0.9
-    beta2: DecayRate = 0.95
-    epsilon: PositiveNumber = 1e-8
-    weight_decay: NonNegativeNumber = 0.1
-    clip_norm: PositiveNumber = 1.0
-    z_loss: NonNegativeNumber = 0.0
+    beta1: codec.DecayRate = 0.9
+    beta2: codec.DecayRate = 0.95
+    epsilon: codec.PositiveNumber = 1e-8
+    weight_decay: codec.NonNegativeNumber = 0.1
+    clip_norm: codec.PositiveNumber = 1.0
+    z_loss: codec.NonNegativeNumber = 0.0
 
 
-class Precision(Value):
+class Precision(codec.Value):
     """Types of what is stored, computed and sent. Accumulation is always fp32.
 
     Attributes:
@@ -102,14 +82,14 @@ class Precision(Value):
             left out. Adafactor has none.
     """
 
-    parameters: DType = "fp32"
-    compute: MatmulType = "bf16"
-    gradients: DType = "bf16"
-    optimizer: MomentType = "fp32"
-    first_moment: Annotated[DType | None, about("bf16")] = None
+    parameters: codec.DType = "fp32"
+    compute: codec.MatmulType = "bf16"
+    gradients: codec.DType = "bf16"
+    optimizer: codec.MomentType = "fp32"
+    first_moment: Annotated[codec.DType | None, codec.about("bf16")] = None
 
 
-class TensorTreatments(Value):
+class TensorTreatments(codec.Value):
     """What becomes of each tensor of a block until its backward pass: kept in HBM, offloaded to the
     host's memory, or recomputed. What is not named is recomputed; the block's input is kept.
 
@@ -126,21 +106,21 @@ class TensorTreatments(Value):
     """
 
     block_input: Literal["keep", "offload"] = "keep"
-    latent: Treatment = "recompute"
-    query: Treatment = "recompute"
-    key: Treatment = "recompute"
-    value: Treatment = "recompute"
-    attention: Treatment = "recompute"
-    mlp_input: Treatment = "recompute"
-    gate: Treatment = "recompute"
-    up: Treatment = "recompute"
+    latent: codec.Treatment = "recompute"
+    query: codec.Treatment = "recompute"
+    key: codec.Treatment = "recompute"
+    value: codec.Treatment = "recompute"
+    attention: codec.Treatment = "recompute"
+    mlp_input: codec.Treatment = "recompute"
+    gate: codec.Treatment = "recompute"
+    up: codec.Treatment = "recompute"
 
 
 AUTO_TOPOLOGY = "auto"  # whoever reads the spec is to choose slices first
 Remat = str | TensorTreatments  # a policy by its name, or tensor by tensor
 
 
-class DataSource(Value):
+class DataSource(codec.Value):
     """What is trained on.
 
     Attributes:
@@ -153,11 +133,11 @@ class DataSource(Value):
     """
 
     kind: Literal["synthetic", "tokens"] = "synthetic"
-    path: Annotated[Text | None, about("tokens/manifest.json")] = None
-    separator: Annotated[NonNegativeInteger | None, about(128_001)] = None
+    path: Annotated[codec.Text | None, codec.about("tokens/manifest.json")] = None
+    separator: Annotated[codec.NonNegativeInteger | None, codec.about(128_001)] = None
 
 
-class StartingWeights(Value):
+class StartingWeights(codec.Value):
     """Weights that training starts from.
 
     Attributes:
@@ -165,10 +145,10 @@ class StartingWeights(Value):
             the spec, or its address, gs://BUCKET/MODEL or s3://BUCKET/MODEL.
     """
 
-    huggingface: Annotated[Text, about("SmolLM2-135M")]
+    huggingface: Annotated[codec.Text, codec.about("SmolLM2-135M")]
 
 
-class TrainingStage(Value):
+class TrainingStage(codec.Value):
     """A part of the training with a batch, an optimizer and data of its own. `restarts_schedule`:
     the learning rate has a schedule that begins with this stage. Only a rehearsal has a `mesh` and
     a `remat` here, those of the stage that it copies.
@@ -179,11 +159,11 @@ class TrainingStage(Value):
     optimizer: Optimizer = Optimizer()
     data: DataSource = DataSource()
     restarts_schedule: bool = False
-    mesh: Annotated["MeshRequest | None", COMPUTED] = None
-    remat: Annotated[Remat | None, COMPUTED] = None
+    mesh: Annotated["MeshRequest | None", codec.COMPUTED] = None
+    remat: Annotated[Remat | None, codec.COMPUTED] = None
 
 
-class Experiment(Value):
+class Experiment(codec.Value):
     """The identity of a run: what is trained, on what, and how precisely.
 
     Attributes:
@@ -201,12 +181,12 @@ class Experiment(Value):
         seed: The seed of the initial weights and of the order of the data.
     """
 
-    model: Annotated[Model, about("llama3-70b", notation="model")]
-    tokens: Annotated[PositiveInteger, about("15T"), FROM_STAGES]
-    batch: Annotated[Batch, Meta(examples=[{"sequences": 1024, "length": 4096}]), FROM_STAGES]
+    model: Annotated[Model, codec.about("llama3-70b", notation="model")]
+    tokens: Annotated[codec.PositiveInteger, codec.about("15T"), codec.FROM_STAGES]
+    batch: Annotated[Batch, Meta(examples=[{"sequences": 1024, "length": 4096}]), codec.FROM_STAGES]
     stages: Annotated[
         tuple[TrainingStage, ...],
-        about(
+        codec.about(
             [{"tokens": "252M", "batch": 1024, "length": 4096}, {"tokens": "15T", "batch": 2048}],
             notation="stages",
         ),
@@ -214,21 +194,21 @@ class Experiment(Value):
     optimizer: Optimizer = Optimizer()
     precision: Precision = Precision()
     remat: Annotated[
-        Remat, about({"block_input": "offload", "query": "keep"}, notation="remat")
+        Remat, codec.about({"block_input": "offload", "query": "keep"}, notation="remat")
     ] = "auto"
     compiler_options: Annotated[
         dict[
-            OptionName,
+            codec.OptionName,
             Annotated[bool | int | float | str, Meta(extra_json_schema={"notation": "option"})],
         ],
-        about(default={}),
+        codec.about(default={}),
     ] = field(default_factory=dict)
     data: DataSource = DataSource()
-    start: Annotated[StartingWeights | None, about({"huggingface": "SmolLM2-135M"})] = None
-    seed: Annotated[int, about(ge=0, le=2**31 - 1)] = 0
+    start: Annotated[StartingWeights | None, codec.about({"huggingface": "SmolLM2-135M"})] = None
+    seed: Annotated[int, codec.about(ge=0, le=2**31 - 1)] = 0
 
 
-class Pods(Value):
+class Pods(codec.Value):
     """How many pods the run may have.
 
     Attributes:
@@ -238,12 +218,12 @@ class Pods(Value):
             that fails. Chip-hours and dollars include them.
     """
 
-    min: Annotated[PodCount, about(2)]
-    max: Annotated[PodCount, about(4)]
-    spare: Annotated[int, about(1, ge=0, le=10_000)] = 0
+    min: Annotated[codec.PodCount, codec.about(2)]
+    max: Annotated[codec.PodCount, codec.about(4)]
+    spare: Annotated[int, codec.about(1, ge=0, le=10_000)] = 0
 
 
-class MeshRequest(Value):
+class MeshRequest(codec.Value):
     """Sizes of the mesh axes inside a pod, and the number of pods that share weights.
 
     Attributes:
@@ -260,15 +240,15 @@ class MeshRequest(Value):
     """
 
     # The search chooses what is None. It shares weights between pods only on request.
-    data: Annotated[AxisSize | None, about(notation="axis")] = None
-    expert: Annotated[AxisSize | None, about(notation="axis")] = None
-    fsdp: Annotated[AxisSize | None, about(notation="axis")] = None
-    sequence: Annotated[AxisSize | None, about(notation="axis")] = None
-    tensor: Annotated[AxisSize | None, about(notation="axis")] = None
-    fsdp_dcn: Annotated[AxisSize | None, about(2, notation="axis")] = None
+    data: Annotated[codec.AxisSize | None, codec.about(notation="axis")] = None
+    expert: Annotated[codec.AxisSize | None, codec.about(notation="axis")] = None
+    fsdp: Annotated[codec.AxisSize | None, codec.about(notation="axis")] = None
+    sequence: Annotated[codec.AxisSize | None, codec.about(notation="axis")] = None
+    tensor: Annotated[codec.AxisSize | None, codec.about(notation="axis")] = None
+    fsdp_dcn: Annotated[codec.AxisSize | None, codec.about(2, notation="axis")] = None
 
 
-class Resources(Value):
+class Resources(codec.Value):
     """The requested chips. The same experiment on other chips has another plan.
 
     Attributes:
@@ -284,15 +264,15 @@ class Resources(Value):
             catalog when left out.
     """
 
-    chip: Annotated[str, about("v5p", notation="chip")]
+    chip: Annotated[str, codec.about("v5p", notation="chip")]
     # The content of the chip's file, where it is not a chip of the catalog.
-    chip_definition: Annotated[dict[str, Any] | None, COMPUTED] = None
-    topology: Annotated[str, about("4x4x4", notation="topology")] = AUTO_TOPOLOGY
-    pods: Annotated[Pods, about(notation="pods")] = Pods(min=1, max=1)
-    mesh: Annotated[MeshRequest, about(notation="mesh")] = MeshRequest()
-    goodput: Annotated[Share | None, about("90%", notation="share")] = None
+    chip_definition: Annotated[dict[str, Any] | None, codec.COMPUTED] = None
+    topology: Annotated[str, codec.about("4x4x4", notation="topology")] = AUTO_TOPOLOGY
+    pods: Annotated[Pods, codec.about(notation="pods")] = Pods(min=1, max=1)
+    mesh: Annotated[MeshRequest, codec.about(notation="mesh")] = MeshRequest()
+    goodput: Annotated[codec.Share | None, codec.about("90%", notation="share")] = None
     failures: run_options.FailureOptions = field(default_factory=run_options.FailureOptions)
-    dollars_per_chip_hour: Annotated[NonNegativeNumber | None, about(4.2)] = None
+    dollars_per_chip_hour: Annotated[codec.NonNegativeNumber | None, codec.about(4.2)] = None
 
     @property
     def has_open_topology(self) -> bool:
@@ -300,7 +280,7 @@ class Resources(Value):
         return self.topology == AUTO_TOPOLOGY
 
 
-class Spec(Value):
+class Spec(codec.Value):
     """One training experiment, the chips it requests, and how to run, place and track it. A key
     that is left out has the default named here. Suffixes K, M, B and T are decimal.
 
@@ -308,7 +288,7 @@ class Spec(Value):
         name: The name of runs of this spec. No digest covers it: a new name makes no other plan.
     """
 
-    name: Annotated[Name, about("llama3-70b-4pod")]
+    name: Annotated[codec.Name, codec.about("llama3-70b-4pod")]
     experiment: Annotated[
         Experiment,
         Meta(
@@ -328,4 +308,4 @@ class Spec(Value):
     cluster: run_options.ClusterOptions = field(default_factory=run_options.ClusterOptions)
     tracking: run_options.TrackingOptions = field(default_factory=run_options.TrackingOptions)
     # The `--set key=value` texts that were applied, so that a plan can show them.
-    overrides: Annotated[tuple[str, ...], COMPUTED] = ()
+    overrides: Annotated[tuple[str, ...], codec.COMPUTED] = ()
