@@ -24,8 +24,13 @@ from orchestrator.tracking.mlflow import metrics
 from orchestrator.values.plan import Plan
 from orchestrator.values.report import Badput
 from orchestrator.values.run import Evaluation, Outcome, Step, TimedStep
-from orchestrator.values.run_options import CheckpointOptions, EvaluationOptions
-from orchestrator.values.spec import DataSource, Optimizer, Spec
+from orchestrator.values.spec import (
+    CheckpointOptions,
+    DataSource,
+    EvaluationOptions,
+    Optimizer,
+    Spec,
+)
 from tests import toy, trainer_reference
 from tests.journals import claimed_run, step, table_of, tiny_plan
 from tests.reports import compare, preempted_run

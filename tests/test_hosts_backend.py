@@ -35,8 +35,7 @@ from orchestrator.planning.planner import make_plan
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import Run
-from orchestrator.values.run_options import RetryLimits, RunOptions
-from orchestrator.values.spec import Pods, Spec
+from orchestrator.values.spec import Pods, RetryLimits, RunOptions, Spec
 from tests import disk_faults
 from tests.clusters import eventually
 from tests.conftest import ROOT, RunOrch

@@ -19,7 +19,7 @@ from orchestrator.errors import OrchError, ProgramFailed, SpecError
 from orchestrator.processes import COMPILED, deepen_compiler_stacks
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import Outcome, Startup, Step
-from orchestrator.values.run_options import CheckpointOptions, EvaluationOptions
+from orchestrator.values.spec import CheckpointOptions, EvaluationOptions
 from trainers.checkpoint.checkpoints import Checkpoints, SaveLog, newest_step
 from trainers.contract import Program, build, load, place
 from trainers.data import batches as sources

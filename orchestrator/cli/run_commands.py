@@ -20,7 +20,7 @@ from orchestrator.show.status_screen import cancelled_text
 from orchestrator.show.study_screens import study_report_screen
 from orchestrator.show.terminal import CommandResult, aside, say, show, show_result
 from orchestrator.values.run import LIVE, Run
-from orchestrator.values.run_options import Proposal
+from orchestrator.values.spec import Proposal
 from orchestrator.values.study import StudyStatus
 
 _STUDY_CODES: dict[Outcome, int] = {

@@ -10,8 +10,7 @@ from typing import Literal
 from orchestrator import catalog
 from orchestrator.errors import SpecError
 from orchestrator.formatting import DAY_S, HOUR_S
-from orchestrator.goodput.losses import odds_below
-from orchestrator.goodput.outlook import change_s
+from orchestrator.goodput.losses import change_s, odds_below
 from orchestrator.planning import flops, forecast, nearest_specs, search
 from orchestrator.planning.feasibility import batch_range, sizes_by_name
 from orchestrator.planning.many_slices import best_of_slices

@@ -9,7 +9,7 @@ from math import prod
 from orchestrator import catalog
 from orchestrator.errors import SpecError
 from orchestrator.formatting import DAY_S, HOUR_S
-from orchestrator.goodput.outlook import StagePart, change_s, over_stages
+from orchestrator.goodput.losses import StagePart, change_s, over_stages
 from orchestrator.network.mesh_axes import AXES, DCN_AXES, GROUPS, ICI_AXES, in_use
 from orchestrator.network.rematerialization import AUTO
 from orchestrator.planning import flops, plan_warnings, search

@@ -17,7 +17,7 @@ from orchestrator.values import spec as values
 from orchestrator.values.codec import Value
 from orchestrator.values.model import LatentDimensions, MixtureOfExperts, Model
 from orchestrator.values.plan import Plan
-from orchestrator.values.run_options import RunOptions
+from orchestrator.values.spec import RunOptions
 
 MOST_PODS = 8
 _SMALLER, _LONGEST_NAME = "-rehearsal", 52  # a name of a model has at most 63 letters

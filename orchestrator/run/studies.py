@@ -26,7 +26,7 @@ from orchestrator.run.submit import Confirm, Request, check_confirmed
 from orchestrator.storage.addresses import folder
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import LIVE, Run
-from orchestrator.values.run_options import Proposal, SubmitOptions
+from orchestrator.values.spec import Proposal, SubmitOptions
 from orchestrator.values.study import ScalingForecast, Study, SweepForecast
 
 # Topics of a trial's run that a study does not report.

@@ -37,8 +37,7 @@ from orchestrator.values.codec import DType, Value
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
 from orchestrator.values.run import LIVE, ReasonCode, Run, StateReason
-from orchestrator.values.run_options import Proposal, SubmitOptions
-from orchestrator.values.spec import Spec
+from orchestrator.values.spec import Proposal, Spec, SubmitOptions
 
 REHEARSED_STEPS = 20
 NOBODY_ASKED = "a run on a named cluster needs --yes where nobody can be asked"
