@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from orchestrator.errors import CheckpointFailed, DataUnusable, SpecError
-from orchestrator.evidence.explain.assemble import goodput_section
+from orchestrator.evidence.explain.assemble import _goodput_section
 from orchestrator.formatting import DAY_S
 from orchestrator.journal.steps import StepLog, counted_steps
 from orchestrator.planning.planner import make_plan
@@ -260,7 +260,7 @@ def test_its_cost_is_a_line_of_goodput(tmp_path: Path) -> None:
     assert plan.forecast.step_s == without.forecast.step_s
     assert plan.forecast.memory == without.forecast.memory
     goodput, step_s = plan.forecast.goodput, plan.forecast.step_s.expected
-    section = goodput_section(plan)
+    section = _goodput_section(plan)
     assert section is not None
     assert section.lines[-1].computed.value == pytest.approx(goodput.expected)
     [line] = [one for one in goodput.lines if one.kind == "evaluation"]

@@ -77,7 +77,7 @@ def test_a_rank_that_ends_by_itself_is_left_its_last_words(tmp_path: Path) -> No
         number = attempt_of(writer, first.pid, second.pid, third.pid)
         os.kill(third.pid, signal.SIGSTOP)
         began_s = time.monotonic()
-        drivers.end_ranks(writer.journal, number)
+        drivers._end_ranks(writer.journal, number)
         assert time.monotonic() - began_s >= LAST_WORDS_S
         assert has_ended(first, 0)
         assert has_ended(second, -signal.SIGKILL)
@@ -93,7 +93,7 @@ def test_ranks_of_other_machines_are_not_waited_for(tmp_path: Path) -> None:
         path = writer.journal.paths.heartbeat(number, 0)
         path.write_bytes(msgspec.json.encode(replace(beat(0), process=far)))
         began_s = time.monotonic()
-        drivers.end_ranks(writer.journal, number)
+        drivers._end_ranks(writer.journal, number)
         assert time.monotonic() - began_s < 1.0
         assert other.poll() is None
 
@@ -110,7 +110,7 @@ def test_the_ranks_of_a_driver_that_is_gone_are_ended(tmp_path: Path) -> None:
         state = writer.journal.state()
         assert state.claim
         claim = msgspec.structs.replace(state.claim, driver=gone)
-        drivers.evict(writer.journal, replace(state, claim=claim))
+        drivers._evict(writer.journal, replace(state, claim=claim))
         assert has_ended(rank, -signal.SIGKILL)
 
 
@@ -124,7 +124,7 @@ def test_a_driver_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
         os.kill(old.pid, signal.SIGSTOP)
         claim = msgspec.structs.replace(CLAIM, driver=identity(old.pid))
         run_journal = claimed_run(tmp_path).journal
-        drivers.evict(run_journal, state_after(claim))
+        drivers._evict(run_journal, state_after(claim))
         assert has_ended(old, -signal.SIGKILL)
         eventually(lambda: not psutil.pid_exists(started) or is_zombie(started), 10)
 

@@ -345,4 +345,4 @@ def test_the_process_that_claims_again_does_not_end_itself(tmp_path: Path) -> No
     old = claimed_run(tmp_path)
     new = supersede(old)
     assert new.before
-    driver.evict(new.journal, new.before)
+    driver._evict(new.journal, new.before)

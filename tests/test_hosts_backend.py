@@ -20,7 +20,13 @@ from orchestrator import journal
 from orchestrator.drive.driver import Driver, _explain_failure, run_to_end
 from orchestrator.errors import Superseded
 from orchestrator.journal import boundary
-from orchestrator.launch.backend import AttemptHandle, AttemptSpec, ClusterUnusable, WorkerArgs
+from orchestrator.launch.backend import (
+    AttemptHandle,
+    AttemptSpec,
+    ClusterUnusable,
+    PreflightRequest,
+    WorkerArgs,
+)
 from orchestrator.launch.hosts.backend import (
     _GONE_S,
     HostsBackend,
@@ -30,7 +36,6 @@ from orchestrator.launch.hosts.backend import (
 )
 from orchestrator.launch.hosts.host_process import _EMULATED_S, _environment
 from orchestrator.launch.hosts.meeting import VARIABLE, HostName, HostState, Meeting, Order
-from orchestrator.launch.preflight import PreflightRequest
 from orchestrator.planning.planner import make_plan
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan

@@ -83,7 +83,7 @@ def beating(writer: journal.Writer, rank: int, every_s: float = BEAT_S) -> Heart
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks run on other machines: nobody here can know whether they live."""
     monkeypatch.setattr(liveness, "is_alive", lambda _: False)
-    monkeypatch.setattr(goodput, "SETTLED_S", 0.2)
+    monkeypatch.setattr(goodput, "_SETTLED_S", 0.2)
 
 
 def raises(writer: journal.Writer, rank: int, error: Exception) -> None:

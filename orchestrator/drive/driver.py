@@ -55,7 +55,7 @@ class Clock(Value):
 # The process that carries out an attempt may be stopped when its ranks end.
 _DONE_LIMIT_S = 30.0
 
-ReadHeartbeats = Callable[[Path, int], dict[int, Heartbeat]]
+_ReadHeartbeats = Callable[[Path, int], dict[int, Heartbeat]]
 
 
 class _AttemptEnd(Value):
@@ -78,7 +78,7 @@ class Monitor:
     hang_limit_s: float
     most_pods: int = 0
     clock: Clock = field(default_factory=Clock)
-    read: ReadHeartbeats = read_heartbeats
+    read: _ReadHeartbeats = read_heartbeats
 
     def __post_init__(self) -> None:
         self.heartbeats = HeartbeatMonitor(self.clock.now_s())
@@ -194,7 +194,7 @@ POLL_S = 0.2
 _REAL_CLOCK = Clock()
 
 
-def evict(journal: Journal, before: RunState) -> None:
+def _evict(journal: Journal, before: RunState) -> None:
     """End the processes of the claim before, the driver first: it would start others."""
     driver = before.claim.driver if before.claim else None
     if driver and driver != liveness.this_process() and liveness.is_alive(driver):
@@ -205,16 +205,16 @@ def evict(journal: Journal, before: RunState) -> None:
             tree = [process, *process.children(recursive=True)]
             _kill(child for child in tree if child.pid != os.getpid())
     if before.attempts:
-        end_ranks(journal, before.attempts[-1].number)
+        _end_ranks(journal, before.attempts[-1].number)
 
 
-def end_ranks(
+def _end_ranks(
     journal: Journal,
     attempt: int,
     *,
     expected: Set[int] = frozenset(),
     clock: Clock = _REAL_CLOCK,
-    read: ReadHeartbeats = heartbeat.read_heartbeats,
+    read: _ReadHeartbeats = heartbeat.read_heartbeats,
 ) -> None:
     """Wait until no rank of the attempt is left on this machine, and kill those that stay. An
     `expected` rank may be starting: it is awaited, up to a limit. Ranks elsewhere end by
@@ -350,7 +350,7 @@ class Driver:
     pods: int | None = None
     worker: str = _WORKER
     clock: Clock = field(default_factory=Clock)
-    read: ReadHeartbeats = read_heartbeats
+    read: _ReadHeartbeats = read_heartbeats
 
     def __post_init__(self) -> None:
         self.journal = self.writer.journal
@@ -366,7 +366,7 @@ class Driver:
         losses = 0
         with self.writer.background_heartbeat():
             if self.writer.before:
-                evict(self.journal, self.writer.before)
+                _evict(self.journal, self.writer.before)
             while True:
                 try:
                     decision = self._run_attempt()
@@ -416,12 +416,12 @@ class Driver:
             )
             end = monitor.wait_for_end()
         expected = set(range(plan.hosts)) - {end.first_dead_rank}
-        end_ranks(self.journal, number, expected=expected, clock=self.clock, read=self.read)
+        _end_ranks(self.journal, number, expected=expected, clock=self.clock, read=self.read)
         monitor.read_heartbeats()  # a last checkpoint may have become whole
         self.writer.end_attempt(end.reason, error=end.error, first_dead_rank=end.first_dead_rank)
         # A rank that starts even later either sees that its attempt has ended, or is seen here: it
         # sends a heartbeat before it reads the journal, and this reads heartbeats after the event.
-        end_ranks(self.journal, number, clock=self.clock, read=self.read)
+        _end_ranks(self.journal, number, clock=self.clock, read=self.read)
         return decide_retry(self.writer.run(), self.spec.run.retries, repeats=end.repeats)
 
     def _wait_for_slices(self, attempt: AttemptHandle) -> tuple[Plan, tuple[str, ...]]:

@@ -18,7 +18,7 @@ from orchestrator.values.goodput import (
 )
 from orchestrator.values.plan import Estimate, Plan
 
-DEVIATIONS = 1.2815515655446004  # of a normal distribution, from its middle to an end of 80 %
+_DEVIATIONS = 1.2815515655446004  # of a normal distribution, from its middle to an end of 80 %
 
 
 def odds_below(amount: Estimate, limit: float) -> float | None:
@@ -29,7 +29,7 @@ def odds_below(amount: Estimate, limit: float) -> float | None:
     if limit <= 0:
         return 0.0
     end = high if limit >= expected else low
-    width = abs(log(end / expected)) / DEVIATIONS
+    width = abs(log(end / expected)) / _DEVIATIONS
     if width == 0:
         return float(limit >= expected)
     return 0.5 * (1 + erf(log(limit / expected) / width / sqrt(2)))
@@ -207,7 +207,7 @@ def _rhythm_of(inputs: GoodputInputs, instead: dict[str, float]) -> Rhythm:
 def _ends(inputs: GoodputInputs, every_s: float, run_s: float) -> Iterator[tuple[float, float]]:
     """Yield the share at both ends of each uncertain input, and of Poisson's count of failures."""
     per_day = inputs.failures_per_day.value
-    spread = DEVIATIONS * sqrt(per_day * DAY_S / run_s)
+    spread = _DEVIATIONS * sqrt(per_day * DAY_S / run_s)
     by_chance = Uncertain(value=per_day, low=max(per_day - spread, 0.0), high=per_day + spread)
     causes = [*_uncertain_inputs(inputs).items(), ("failures_per_day", by_chance)]
     for name, number in causes:
@@ -300,10 +300,10 @@ class _Belief:
 
     @classmethod
     def between(cls, value: float, low: float, high: float) -> "_Belief":
-        return cls(log(value), log(high / low) / 2 / DEVIATIONS)
+        return cls(log(value), log(high / low) / 2 / _DEVIATIONS)
 
     def uncertain(self, most: float | None = None) -> Uncertain:
-        width = DEVIATIONS * self.deviation
+        width = _DEVIATIONS * self.deviation
         ends = [exp(self.mean + sign * width) for sign in (0, -1, 1)]
         value, low, high = ends if most is None else [min(end, most) for end in ends]
         return Uncertain(value=value, low=low, high=high)

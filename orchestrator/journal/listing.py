@@ -20,7 +20,7 @@ POLL_S = 0.25
 _MAX_KEYS = 12  # in a message
 _LOOKS = 16  # at a time, of runs on a bucket
 T = TypeVar("T")
-R = TypeVar("R")
+_R = TypeVar("_R")
 
 
 def list_journals(storage: Path) -> list[Journal]:
@@ -29,7 +29,7 @@ def list_journals(storage: Path) -> list[Journal]:
     return [Journal(path) for path, run in zip(folders, looks, strict=True) if run]
 
 
-def _each(storage: Path, look: Callable[[T], R], items: Sequence[T]) -> list[R]:
+def _each(storage: Path, look: Callable[[T], _R], items: Sequence[T]) -> list[_R]:
     if not is_copy(storage):
         return [look(item) for item in items]
     # A bucket is slow: several at a time.

@@ -360,7 +360,7 @@ def _joined(stages: Sequence[_StageOffer], wanted: OfferRequest) -> Offer:
         longest,
         days=days,
         dollars=dollars,
-        odds=odds_of(
+        odds=_odds_of(
             days, dollars, wanted.by_days, wanted.budget_dollars, extrapolates=bool(farthest)
         ),
         extrapolations=tuple(farthest.values()),
@@ -445,7 +445,7 @@ def chance(estimate: Estimate, limit: float, *, extrapolates: bool) -> float | N
     return known if limit >= estimate.lower else 0.0
 
 
-def odds_of(
+def _odds_of(
     days: Estimate,
     dollars: Estimate | None,
     by_days: float | None,

@@ -113,12 +113,12 @@ def cluster_screen(
         ("slices", slices),
         ("hosts", f"{fmt.count(hosts)}, all with {shown}"),
         ("storage", f"{storage}, writable from every host"),
-        ("run", cost_of_runs(runs)),
+        ("run", _cost_of_runs(runs)),
     ]
     return ui.screen([f"cluster {address}"], ui.indent([ui.Table(rows, "<w")]))
 
 
-def cost_of_runs(runs: Sequence[tuple[Plan, int]]) -> str:
+def _cost_of_runs(runs: Sequence[tuple[Plan, int]]) -> str:
     """Return the chips, time and money of a run, or of runs that follow each other."""
     largest = max((plan for plan, _ in runs), key=lambda plan: plan.chips)
     text = fmt.counted(largest.chips, f"{largest.chip} chip")

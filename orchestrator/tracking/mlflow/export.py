@@ -185,13 +185,13 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def version_of(sent: Mapping[str, Path]) -> str:
+def _version_of(sent: Mapping[str, Path]) -> str:
     """Return a digest of names, sizes and times: it changes when files must be sent again."""
     stats = {name: boundary.status_of(path) for name, path in sent.items()}
     return codec.digest({name: (found.st_size, found.st_mtime_ns) for name, found in stats.items()})
 
 
-def short_copy(path: Path, copy: Path) -> Path:
+def _short_copy(path: Path, copy: Path) -> Path:
     """Copy a file, or the end of a long one after a line that says so; return the copy."""
     longest = _LONGEST_LOG_BYTES if path.suffix == ".log" else _LONGEST_FILE_BYTES
     copy.parent.mkdir(parents=True, exist_ok=True)
@@ -292,10 +292,10 @@ def _parent_of(journal: Journal, run: Run, store: Store) -> str | None:
     if parent.status != status:
         store.set_status(parent.id, status, None)
     page = study.path / REPORT
-    version = version_of({REPORT: page}) if page.exists() else None
+    version = _version_of({REPORT: page}) if page.exists() else None
     if version and parent.tags.get(ARTIFACTS) != version:
         with tempfile.TemporaryDirectory() as folder:
-            copy = short_copy(page, Path(folder) / REPORT)
+            copy = _short_copy(page, Path(folder) / REPORT)
             store.log_file(parent.id, copy, None)
         store.log(parent.id, tags={ARTIFACTS: version})
     if run.state in LIVE:
@@ -454,13 +454,13 @@ class RunExport:
 
     def _send_files(self, stored: StoredRun, run: Run) -> None:
         files = artifacts(self._journal, run)
-        version = version_of(files)
+        version = _version_of(files)
         if self._tags.get(ARTIFACTS) == version:
             return
         with tempfile.TemporaryDirectory() as folder:
             for name, path in files.items():
                 inside, _, _ = name.rpartition("/")
-                copy = short_copy(path, Path(folder) / name)
+                copy = _short_copy(path, Path(folder) / name)
                 self._store.log_file(stored.id, copy, inside or None)
         self._send(stored, [], {ARTIFACTS: version})
 
