@@ -12,22 +12,11 @@ from orchestrator.formatting import DAY_S, HOUR_S
 from orchestrator.goodput.losses import StagePart, change_s, over_stages
 from orchestrator.network.mesh_axes import AXES, DCN_AXES, GROUPS, ICI_AXES, in_use
 from orchestrator.network.rematerialization import AUTO
-from orchestrator.planning import flops, plan_warnings, search
+from orchestrator.planning import flops, nearest_specs, plan_warnings, search
 from orchestrator.planning.collectives import per_layer
 from orchestrator.planning.forecast import add, forecast, plus, typical
 from orchestrator.planning.infeasible import Infeasible, infeasible
 from orchestrator.planning.layout import Training
-from orchestrator.planning.nearest_specs import (
-    MESH,
-    MICROBATCHES,
-    MOMENTS,
-    REMAT,
-    SEQUENCES,
-    Change,
-    changed,
-    overrides,
-    within_limits,
-)
 from orchestrator.planning.ranking import RULE, RankedChoice, ranked_choices
 from orchestrator.planning.torus import spans_of
 from orchestrator.values import plan as values
@@ -66,17 +55,18 @@ def line_cut(spec: Spec, plan: values.Plan) -> LineCut | None:
     is planned, and the run must end earlier with it. A run in stages has no such line.
     """
     experiment, resources = spec.experiment, spec.resources
-    changes: list[tuple[Change, bool]] = [
-        ({SEQUENCES: 2 * experiment.batch.sequences}, True),
-        ({MOMENTS: "bf16"}, experiment.precision.optimizer != "bf16"),
-        ({REMAT: AUTO}, experiment.remat != AUTO),
-        ({MESH: AUTO}, resources.mesh != MeshRequest()),
-        ({MICROBATCHES: AUTO}, experiment.batch.microbatches is not None),
+    changes: list[tuple[nearest_specs.Change, bool]] = [
+        ({nearest_specs.SEQUENCES: 2 * experiment.batch.sequences}, True),
+        ({nearest_specs.MOMENTS: "bf16"}, experiment.precision.optimizer != "bf16"),
+        ({nearest_specs.REMAT: AUTO}, experiment.remat != AUTO),
+        ({nearest_specs.MESH: AUTO}, resources.mesh != MeshRequest()),
+        ({nearest_specs.MICROBATCHES: AUTO}, experiment.batch.microbatches is not None),
     ]
-    warned, made = {each.code for each in plan.warnings}, list[tuple[Change, values.Plan]]()
+    warned = {each.code for each in plan.warnings}
+    made: list[tuple[nearest_specs.Change, values.Plan]] = []
     for change, differs in changes if not plan.stages else ():
-        wanted = changed(spec, change)
-        if differs and within_limits(wanted):
+        wanted = nearest_specs.changed(spec, change)
+        if differs and nearest_specs.within_limits(wanted):
             with suppress(SpecError):
                 made.append((change, make_plan(wanted)))
     days = (1 - _GAIN) * plan.forecast.days.likeliest
@@ -96,7 +86,7 @@ def line_cut(spec: Spec, plan: values.Plan) -> LineCut | None:
         share, number = max(cuts, default=(0.0, 0))
         if share > _CUT and line.value > _LINE * plan.forecast.step_s.likeliest:
             change, other = better[-number]
-            return line, share, overrides(change), other
+            return line, share, nearest_specs.overrides(change), other
     return None
 
 

@@ -9,9 +9,9 @@ import msgspec
 
 from orchestrator.errors import NotAnswered, SpecError
 from orchestrator.evidence.studies import forecast_of
+from orchestrator.journal.listing import StudyJournal, StudyRequest, is_settled, open_study
 from orchestrator.journal.ownership import RunRequest
 from orchestrator.journal.run_journal import Journal
-from orchestrator.journal.study_journal import StudyJournal, StudyRequest, is_settled, open_study
 from orchestrator.launch.backend import ClusterClient
 from orchestrator.launch.provenance import ARCHIVE, archive, versions
 from orchestrator.planning.infeasible import Infeasible

@@ -21,10 +21,10 @@ from orchestrator.evidence.studies import report_of_study
 from orchestrator.formatting import GIB
 from orchestrator.journal import boundary, files
 from orchestrator.journal.files import UNCOMMITTED
+from orchestrator.journal.listing import StudyJournal, trial_of
 from orchestrator.journal.run_journal import Journal, list_logs, noted_tracking
 from orchestrator.journal.run_state import first_line, last_attempt_text
 from orchestrator.journal.steps import StepReader
-from orchestrator.journal.study_journal import StudyJournal, trial_of
 from orchestrator.network.rematerialization import text_of
 from orchestrator.tracking.destinations import RunNotRecorded
 from orchestrator.tracking.mlflow import metrics
