@@ -204,5 +204,4 @@ def or_newest(run: str | None, storage: Path, states: Collection[str] = ()) -> s
 
 
 def has_many_plans(spec: Spec, stage: int | None) -> bool:
-    """Return whether a spec has stages, of which none is chosen."""
     return bool(spec.experiment.stages) and stage is None

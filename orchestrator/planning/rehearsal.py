@@ -250,7 +250,6 @@ def _is_small(plan: Plan) -> bool:
 
 
 def _multiple(value: float, factor: int) -> int:
-    """Return the nearest multiple of a factor, at least the factor itself."""
     return max(1, round(value / factor)) * factor
 
 

@@ -472,7 +472,6 @@ class Resources(codec.Value):
 
     @property
     def has_open_topology(self) -> bool:
-        """Whether slices are to be chosen before there is a plan."""
         return self.topology == AUTO_TOPOLOGY
 
 
