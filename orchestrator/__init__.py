@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from orchestrator.show.pages import write_offers as write_offers
     from orchestrator.show.pages import write_report as write_report
     from orchestrator.show.pages import write_schedule as write_schedule
-    from orchestrator.values.run_options import SubmitOptions as SubmitOptions
+    from orchestrator.values.spec import SubmitOptions as SubmitOptions
 
 _MODULES = {
     "errors": "OrchError",
@@ -82,7 +82,7 @@ _MODULES = {
     "run.studies": "study submit_study",
     "run.submit": "resume submit",
     "show.pages": "write_forecast write_offers write_report write_schedule",
-    "values.run_options": "SubmitOptions",
+    "values.spec": "SubmitOptions",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 

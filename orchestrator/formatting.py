@@ -105,7 +105,6 @@ def elapsed(value_s: float) -> str:
 
 
 def elapsed_or_ms(value_s: float) -> str:
-    """Return time that has passed, to the millisecond where it is short."""
     return elapsed(value_s) if value_s >= 10 else seconds(value_s)
 
 
@@ -142,7 +141,6 @@ def change_by(ratio: float) -> str:
 
 
 def signed_points(fraction: float) -> str:
-    """Return the difference of two percentages: +9.4 points."""
     return signed_percent(fraction).replace("%", "points")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from orchestrator import journal as journals
 from orchestrator.journal.run_journal import Journal
 from orchestrator.values.run import LIVE, Destination, Run, TrackedRun
-from orchestrator.values.run_options import TrackingOptions
+from orchestrator.values.spec import TrackingOptions
 
 NAME = "tests.file_tracker:FileTracker"
 

@@ -19,7 +19,7 @@ from orchestrator.processes import COMPILED
 from orchestrator.storage.addresses import file_digest
 from orchestrator.values import codec
 from orchestrator.values.run import Step
-from orchestrator.values.run_options import CheckpointOptions
+from orchestrator.values.spec import CheckpointOptions
 from tests.test_loop import STEPS, stop_before, toy_plan_of, toy_program
 from trainers.checkpoint import step_folders
 from trainers.loop import Assignment, run, share_compiled_programs

@@ -8,10 +8,10 @@ from typing import Any
 from orchestrator import journal
 from orchestrator.evidence.report import _compare_run
 from orchestrator.journal.events import AnyEvent, AttemptEnded, AttemptStarted, Ended
+from orchestrator.journal.listing import StudyJournal, StudyRequest
 from orchestrator.journal.ownership import Writer
 from orchestrator.journal.run_state import Observation, build_run
 from orchestrator.journal.steps import StepLog
-from orchestrator.journal.study_journal import StudyJournal, StudyRequest
 from orchestrator.planning.planner import make_plan
 from orchestrator.values.plan import Plan
 from orchestrator.values.report import Report

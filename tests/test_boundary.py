@@ -25,10 +25,10 @@ from orchestrator.run.runs import logs
 from orchestrator.run.submit import resume
 from orchestrator.tracking import destinations, recorder
 from orchestrator.tracking.destinations import read_sync_state
-from orchestrator.tracking.mlflow.metadata import artifacts
+from orchestrator.tracking.mlflow.export import artifacts
 from orchestrator.values import codec
 from orchestrator.values.run import Destination, StateReason, SyncProgress, SyncState
-from orchestrator.values.run_options import TrackingOptions
+from orchestrator.values.spec import TrackingOptions
 from tests.conftest import RunOrch
 from tests.journals import claimed_run, failed_once, run_request, tiny_plan, tiny_spec
 from tests.records import destination_in, finished_run, record_once

@@ -19,8 +19,7 @@ from orchestrator.run.submit import _check_inputs
 from orchestrator.storage import bucket as buckets
 from orchestrator.storage.addresses import StoredInput
 from orchestrator.storage.bucket import Bucket
-from orchestrator.values.run_options import EvaluationOptions
-from orchestrator.values.spec import DataSource, StartingWeights
+from orchestrator.values.spec import DataSource, EvaluationOptions, StartingWeights
 from tests.bucket_server import BROKEN, LOST, STALLED, THROTTLED, BucketServer
 from tests.huggingface_models import config_of, write_model
 from tests.test_huggingface_weights import parameters_from, program_from

@@ -9,8 +9,13 @@ import pytest
 
 from orchestrator import journal
 from orchestrator.drive import worker
-from orchestrator.drive.driver import _select, _SliceRequest, _wait_text
-from orchestrator.drive.monitor import _AttemptEnd, _explain_failure
+from orchestrator.drive.driver import (
+    _AttemptEnd,
+    _explain_failure,
+    _select,
+    _SliceRequest,
+    _wait_text,
+)
 from orchestrator.errors import JournalUnreadable, SpecError
 from orchestrator.launch import provenance
 from orchestrator.launch.backend import Slice, WorkerArgs

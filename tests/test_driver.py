@@ -14,8 +14,7 @@ from orchestrator.drive.driver import Driver, drive, run_to_end
 from orchestrator.launch.backend import AttemptEvent, find_backend
 from orchestrator.planning.planner import make_plan
 from orchestrator.values.run import Run
-from orchestrator.values.run_options import RetryLimits, RunOptions
-from orchestrator.values.spec import Pods, Spec
+from orchestrator.values.spec import Pods, RetryLimits, RunOptions, Spec
 from tests.clusters import eventually
 from tests.conftest import ROOT
 from tests.example_specs import TINY, spec_of

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from orchestrator.errors import CheckpointFailed, DataUnusable, SpecError
-from orchestrator.evidence.explain.assemble import goodput_section
+from orchestrator.evidence.explain.assemble import _goodput_section
 from orchestrator.formatting import DAY_S
 from orchestrator.journal.steps import StepLog, counted_steps
 from orchestrator.planning.planner import make_plan
@@ -24,8 +24,13 @@ from orchestrator.tracking.mlflow import metrics
 from orchestrator.values.plan import Plan
 from orchestrator.values.report import Badput
 from orchestrator.values.run import Evaluation, Outcome, Step, TimedStep
-from orchestrator.values.run_options import CheckpointOptions, EvaluationOptions
-from orchestrator.values.spec import DataSource, Optimizer, Spec
+from orchestrator.values.spec import (
+    CheckpointOptions,
+    DataSource,
+    EvaluationOptions,
+    Optimizer,
+    Spec,
+)
 from tests import toy, trainer_reference
 from tests.journals import claimed_run, step, table_of, tiny_plan
 from tests.reports import compare, preempted_run
@@ -255,7 +260,7 @@ def test_its_cost_is_a_line_of_goodput(tmp_path: Path) -> None:
     assert plan.forecast.step_s == without.forecast.step_s
     assert plan.forecast.memory == without.forecast.memory
     goodput, step_s = plan.forecast.goodput, plan.forecast.step_s.expected
-    section = goodput_section(plan)
+    section = _goodput_section(plan)
     assert section is not None
     assert section.lines[-1].computed.value == pytest.approx(goodput.expected)
     [line] = [one for one in goodput.lines if one.kind == "evaluation"]

@@ -16,7 +16,6 @@ import pytest
 
 from orchestrator import journal
 from orchestrator.drive import driver as drivers
-from orchestrator.drive import monitor
 from orchestrator.errors import Superseded
 from orchestrator.journal import liveness
 from orchestrator.journal.heartbeat import read_heartbeats
@@ -34,7 +33,7 @@ LAST_WORDS_S = 0.5
 @pytest.fixture(autouse=True)
 def short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks have a second to end by themselves."""
-    monkeypatch.setattr(monitor, "_EXIT_LIMIT_S", 1.0)
+    monkeypatch.setattr(drivers, "_EXIT_LIMIT_S", 1.0)
 
 
 @contextmanager
@@ -78,7 +77,7 @@ def test_a_rank_that_ends_by_itself_is_left_its_last_words(tmp_path: Path) -> No
         number = attempt_of(writer, first.pid, second.pid, third.pid)
         os.kill(third.pid, signal.SIGSTOP)
         began_s = time.monotonic()
-        monitor.end_ranks(writer.journal, number)
+        drivers._end_ranks(writer.journal, number)
         assert time.monotonic() - began_s >= LAST_WORDS_S
         assert has_ended(first, 0)
         assert has_ended(second, -signal.SIGKILL)
@@ -94,7 +93,7 @@ def test_ranks_of_other_machines_are_not_waited_for(tmp_path: Path) -> None:
         path = writer.journal.paths.heartbeat(number, 0)
         path.write_bytes(msgspec.json.encode(replace(beat(0), process=far)))
         began_s = time.monotonic()
-        monitor.end_ranks(writer.journal, number)
+        drivers._end_ranks(writer.journal, number)
         assert time.monotonic() - began_s < 1.0
         assert other.poll() is None
 
@@ -111,7 +110,7 @@ def test_the_ranks_of_a_driver_that_is_gone_are_ended(tmp_path: Path) -> None:
         state = writer.journal.state()
         assert state.claim
         claim = msgspec.structs.replace(state.claim, driver=gone)
-        monitor.evict(writer.journal, replace(state, claim=claim))
+        drivers._evict(writer.journal, replace(state, claim=claim))
         assert has_ended(rank, -signal.SIGKILL)
 
 
@@ -125,7 +124,7 @@ def test_a_driver_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
         os.kill(old.pid, signal.SIGSTOP)
         claim = msgspec.structs.replace(CLAIM, driver=identity(old.pid))
         run_journal = claimed_run(tmp_path).journal
-        monitor.evict(run_journal, state_after(claim))
+        drivers._evict(run_journal, state_after(claim))
         assert has_ended(old, -signal.SIGKILL)
         eventually(lambda: not psutil.pid_exists(started) or is_zombie(started), 10)
 
@@ -188,7 +187,7 @@ def test_a_rank_that_starts_after_the_end_does_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It reads in the journal that its attempt has ended."""
-    monkeypatch.setattr(monitor, "_START_LIMIT_S", 0.0)
+    monkeypatch.setattr(drivers, "_START_LIMIT_S", 0.0)
     first = driver(tmp_path, _1_1_0="out of luck", _1_0_start="be late")
     with counted_ends() as left:
         assert drivers.run_to_end(first) == 0
@@ -202,7 +201,7 @@ def test_a_rank_that_starts_as_the_end_is_recorded_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has looked at the journal just before: the driver reads heartbeats once more."""
-    monkeypatch.setattr(monitor, "_START_LIMIT_S", 0.0)
+    monkeypatch.setattr(drivers, "_START_LIMIT_S", 0.0)
     first = driver(tmp_path, _1_0_3="out of luck")
     with process("import time; time.sleep(600)") as late:
 

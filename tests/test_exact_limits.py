@@ -13,7 +13,7 @@ from orchestrator.journal.run_state import (
     Observation,
     _driver_absence,
 )
-from orchestrator.values.goodput import MIN_INTERVAL_S, heartbeat_interval_s
+from orchestrator.values.goodput import _MIN_INTERVAL_S, heartbeat_interval_s
 from tests.journals import CLAIM, state_after
 from tests.test_journal_heartbeat import beat, watched
 
@@ -63,7 +63,7 @@ def test_a_rank_silent_since_exactly_then_counts_as_silent() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 99, 100])
 def test_few_ranks_send_heartbeats_as_often_as_may_be(ranks: int) -> None:
-    assert heartbeat_interval_s(ranks, 600.0) == MIN_INTERVAL_S
+    assert heartbeat_interval_s(ranks, 600.0) == _MIN_INTERVAL_S
 
 
 def test_a_folder_may_have_exactly_so_many_entries(

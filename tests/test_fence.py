@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from orchestrator import journal
-from orchestrator.drive import monitor
+from orchestrator.drive import driver
 from orchestrator.drive.driver import Driver, run_to_end
 from orchestrator.errors import JournalUnreadable, Superseded
 from orchestrator.journal import files, heartbeat, liveness
@@ -321,7 +321,7 @@ def test_ranks_that_are_stopped_too_are_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They look at nothing, and hold their slices."""
-    monkeypatch.setattr(monitor, "_EXIT_LIMIT_S", 0.5)
+    monkeypatch.setattr(driver, "_EXIT_LIMIT_S", 0.5)
     with stalled(tmp_path) as run:
         for one in run.ranks().values():
             os.kill(one.process.pid, signal.SIGSTOP)
@@ -345,4 +345,4 @@ def test_the_process_that_claims_again_does_not_end_itself(tmp_path: Path) -> No
     old = claimed_run(tmp_path)
     new = supersede(old)
     assert new.before
-    monitor.evict(new.journal, new.before)
+    driver._evict(new.journal, new.before)

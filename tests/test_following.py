@@ -27,7 +27,7 @@ from orchestrator.show import terminal
 from orchestrator.show.progress import Display
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import Run
-from orchestrator.values.run_options import SubmitOptions
+from orchestrator.values.spec import SubmitOptions
 from tests.conftest import ROOT, RunOrch
 from tests.journals import Clock, reason, run_request, step, tiny_plan, tiny_spec, write_steps
 

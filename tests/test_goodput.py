@@ -17,8 +17,7 @@ from orchestrator.reading.examples import spec_text
 from orchestrator.reading.load import load
 from orchestrator.values.goodput import GoodputForecast, Uncertain
 from orchestrator.values.plan import Estimate, Plan
-from orchestrator.values.run_options import FailureOptions
-from orchestrator.values.spec import Pods, Spec
+from orchestrator.values.spec import FailureOptions, Pods, Spec
 from tests.conftest import ROOT
 from tests.example_specs import spec_of
 from tests.goodputs import NO_FAILURES

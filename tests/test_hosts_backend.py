@@ -17,11 +17,16 @@ import psutil
 import pytest
 
 from orchestrator import journal
-from orchestrator.drive.driver import Driver, run_to_end
-from orchestrator.drive.monitor import _explain_failure
+from orchestrator.drive.driver import Driver, _explain_failure, run_to_end
 from orchestrator.errors import Superseded
 from orchestrator.journal import boundary
-from orchestrator.launch.backend import AttemptHandle, AttemptSpec, ClusterUnusable, WorkerArgs
+from orchestrator.launch.backend import (
+    AttemptHandle,
+    AttemptSpec,
+    ClusterUnusable,
+    PreflightRequest,
+    WorkerArgs,
+)
 from orchestrator.launch.hosts.backend import (
     _GONE_S,
     HostsBackend,
@@ -31,13 +36,11 @@ from orchestrator.launch.hosts.backend import (
 )
 from orchestrator.launch.hosts.host_process import _EMULATED_S, _environment
 from orchestrator.launch.hosts.meeting import VARIABLE, HostName, HostState, Meeting, Order
-from orchestrator.launch.preflight import PreflightRequest
 from orchestrator.planning.planner import make_plan
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import Run
-from orchestrator.values.run_options import RetryLimits, RunOptions
-from orchestrator.values.spec import Pods, Spec
+from orchestrator.values.spec import Pods, RetryLimits, RunOptions, Spec
 from tests import disk_faults
 from tests.clusters import eventually
 from tests.conftest import ROOT, RunOrch

@@ -19,7 +19,7 @@ from orchestrator.journal.run_journal import prediction_of
 from orchestrator.journal.run_state import Observation, StepSummary, build_run
 from orchestrator.run import follow
 from orchestrator.run.progress import Notice, Tracked
-from orchestrator.show import rehearsal_screen, status_screen
+from orchestrator.show import status_screen
 from orchestrator.show.machine_screens import weights_screen
 from orchestrator.show.progress import Display, _tracked_text
 from orchestrator.show.status_screen import next_run_command
@@ -105,7 +105,7 @@ def test_a_long_reason_is_wrapped() -> None:
     shown = status_screen.status_screen(run, "orch logs it-1")
     assert max(map(len, shown.splitlines())) <= 80
     assert ".." not in shown
-    launched = rehearsal_screen.result_screen(run, tiny_plan(), "mlflow.db", "orch logs it-1")
+    launched = status_screen.result_screen(run, tiny_plan(), "mlflow.db", "orch logs it-1")
     assert max(len(line) for line in launched.splitlines() if "why" in line) <= 80
 
 
@@ -118,7 +118,7 @@ def test_a_long_reason_is_wrapped() -> None:
 )
 def test_a_rehearsal_result_says_why_nothing_was_expected(pods: int, expected: str) -> None:
     run = status_of(START, rehearsal=True, pods=pods, requested_pods=4)
-    shown = rehearsal_screen.result_screen(run, tiny_plan(), "mlflow.db", "orch report it-1")
+    shown = status_screen.result_screen(run, tiny_plan(), "mlflow.db", "orch report it-1")
     assert f"expected unknown: {expected}" in shown
 
 
@@ -126,7 +126,7 @@ def test_a_rehearsal_says_its_result_first(capsys: pytest.CaptureFixture[str]) -
     """And its plan in brief; a plan for chips is shown in whole."""
     plan, run = tiny_plan(), status_of(START, rehearsal=True)
     plan = replace(plan, chip_profile="0a1b2c3d" * 8)
-    first, measured, *_ = rehearsal_screen.result_screen(run, plan, "", "x").splitlines()
+    first, measured, *_ = status_screen.result_screen(run, plan, "", "x").splitlines()
     assert first == f"it-1: {run.state}, {run.steps_done} of {run.steps} steps"
     assert measured.startswith("measured ")
     for address, whole in ((None, False), ("http://h:8265", True)):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from orchestrator.journal.run_state import Observation, build_run, decide_retry
 from orchestrator.values.run import Attempt, AttemptReason, Run
-from orchestrator.values.run_options import RetryLimits
+from orchestrator.values.spec import RetryLimits
 from tests.journals import CLAIM, claimed_run, state_after, tiny_plan, write_steps
 
 TWO = RetryLimits(failures=2, preemptions=3)

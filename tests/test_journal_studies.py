@@ -18,8 +18,8 @@ from orchestrator.errors import (
     SpecError,
     UnknownName,
 )
+from orchestrator.journal.listing import StudyJournal, StudyRequest
 from orchestrator.journal.run_journal import Journal, noted_tracking
-from orchestrator.journal.study_journal import StudyJournal, StudyRequest
 from orchestrator.run.runs import remove
 from orchestrator.values import codec
 from orchestrator.values.run import TrackedRun

@@ -22,8 +22,7 @@ from orchestrator.errors import (
 from orchestrator.processes import _STACK_FLAG
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import Outcome, Step
-from orchestrator.values.run_options import CheckpointOptions
-from orchestrator.values.spec import DataSource, Optimizer
+from orchestrator.values.spec import CheckpointOptions, DataSource, Optimizer
 from tests import toy
 from tests.conftest import HoldGolden
 from tests.trainer_plans import plan_of

@@ -11,9 +11,8 @@ from typing import Any, Self
 import pytest
 
 from orchestrator import journal
-from orchestrator.drive import monitor
-from orchestrator.drive.driver import Driver
-from orchestrator.drive.monitor import Monitor, _AttemptEnd
+from orchestrator.drive import driver
+from orchestrator.drive.driver import Driver, Monitor, _AttemptEnd
 from orchestrator.journal import liveness
 from orchestrator.journal.heartbeat import HeartbeatWriter
 from orchestrator.launch.backend import AttemptEvent, DeadRank, Slice, WorkerArgs, describe_exit
@@ -84,7 +83,7 @@ def beating(writer: journal.Writer, rank: int, every_s: float = BEAT_S) -> Heart
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks run on other machines: nobody here can know whether they live."""
     monkeypatch.setattr(liveness, "is_alive", lambda _: False)
-    monkeypatch.setattr(goodput, "SETTLED_S", 0.2)
+    monkeypatch.setattr(goodput, "_SETTLED_S", 0.2)
 
 
 def raises(writer: journal.Writer, rank: int, error: Exception) -> None:
@@ -105,7 +104,7 @@ def test_an_attempt_whose_ranks_did_their_work_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A while later, where what carries it out is stopped; not while one of two goes on."""
-    monkeypatch.setattr(monitor, "_DONE_LIMIT_S", 0.2)
+    monkeypatch.setattr(driver, "_DONE_LIMIT_S", 0.2)
     with watched(tmp_path, ScriptedAttempt(), hang_limit_s=1.0) as (writer, watch):
         with beating(writer, 0):
             pass

@@ -17,7 +17,7 @@ from orchestrator.errors import NoTopology, SpecError
 from orchestrator.formatting import dollars
 from orchestrator.planning.many_slices import best_of_slices
 from orchestrator.planning.nearest_specs import changed
-from orchestrator.planning.offers import Offer, Offers, UnknownCost, _is_round, chance, odds_of
+from orchestrator.planning.offers import Offer, Offers, UnknownCost, _is_round, _odds_of, chance
 from orchestrator.planning.planner import make_plan
 from orchestrator.planning.ranking import best_choices
 from orchestrator.planning.search import search, search_request
@@ -306,7 +306,7 @@ def test_both_limits_hold_as_often_as_the_rarer() -> None:
     """Dollars follow days, so that nothing is lost twice."""
     days = Estimate(lower=1.0, unoverlapped=99.0, expected=10.0, low=5.0, high=20.0)
     dollars = Estimate(lower=100.0, unoverlapped=9900.0, expected=1000.0, low=500.0, high=2000.0)
-    odds_within = partial(odds_of, extrapolates=False)
+    odds_within = partial(_odds_of, extrapolates=False)
     odds = odds_within(days, dollars, 20.0, 1000.0)
     assert odds.both == odds.in_budget == pytest.approx(0.5)
     assert odds_within(days, None, 20.0, 1000.0).both is None

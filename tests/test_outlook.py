@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from orchestrator.goodput.outlook import SoFar, outlook
+from orchestrator.goodput.losses import SoFar, outlook
 from orchestrator.journal.run_journal import outlook_of
 from orchestrator.planning.planner import make_plan
 from orchestrator.values.goodput import Outlook

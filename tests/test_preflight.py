@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.launch import provenance
-from orchestrator.launch.backend import ClusterUnusable
-from orchestrator.launch.preflight import (
+from orchestrator.launch.backend import (
+    ClusterUnusable,
     Preflight,
     PreflightHost,
     PreflightReport,
     PreflightRequest,
 )
 from orchestrator.launch.ray.backend import _host_and_port
-from orchestrator.show import rehearsal_screen as render
+from orchestrator.show import status_screen as render
 from orchestrator.values.plan import Estimate
 from tests.journals import tiny_plan
 
@@ -124,11 +124,11 @@ def test_what_a_run_asks_for_is_said_in_chips_time_and_money() -> None:
     days, money = Estimate(lower=2.0, unoverlapped=3.5), Estimate(lower=1000.0, unoverlapped=2000.0)
     steps = plan.tokens // plan.batch.tokens
     costly = replace(plan, forecast=replace(plan.forecast, days=days, dollars=money))
-    assert render.cost_of_runs([(costly, steps // 2)]) == (
+    assert render._cost_of_runs([(costly, steps // 2)]) == (
         f"8 v5e chips, {steps // 2:,} steps, at least 1 d, at least $500"
     )
     learned = replace(days, expected=5.0, low=4.0, high=6.0)
     expected = replace(costly, forecast=replace(costly.forecast, days=learned))
-    assert "4 to 6 d" in render.cost_of_runs([(expected, steps)])
+    assert "4 to 6 d" in render._cost_of_runs([(expected, steps)])
     unknown = replace(costly, forecast=replace(costly.forecast, dollars=None))
-    assert render.cost_of_runs([(unknown, steps)]).endswith("at least 2 d; no price is known")
+    assert render._cost_of_runs([(unknown, steps)]).endswith("at least 2 d; no price is known")

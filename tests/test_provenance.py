@@ -15,7 +15,7 @@ from orchestrator.errors import SpecError
 from orchestrator.journal.files import UNCOMMITTED
 from orchestrator.launch import provenance
 from orchestrator.run.submit import _new_run
-from orchestrator.tracking.mlflow.metadata import artifacts
+from orchestrator.tracking.mlflow.export import artifacts
 from tests.conftest import ROOT
 from tests.journals import run_request, tiny_plan, tiny_spec
 

@@ -20,8 +20,7 @@ from orchestrator.planning.rehearsal import _Rehearsal, rehearse
 from orchestrator.processes import emulated_devices
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
-from orchestrator.values.run_options import CheckpointOptions
-from orchestrator.values.spec import MeshRequest, Pods, Spec
+from orchestrator.values.spec import CheckpointOptions, MeshRequest, Pods, Spec
 from tests.conftest import ROOT
 from tests.example_specs import TINY, spec_of
 

@@ -19,7 +19,7 @@ from orchestrator.planning.rehearsal import rehearse
 from orchestrator.reading.expectations import help_about
 from orchestrator.reading.load import load
 from orchestrator.reading.load_study import load_study
-from orchestrator.show import progress, rehearsal_screen
+from orchestrator.show import progress, status_screen
 from orchestrator.show.machine_screens import key_help_screen
 from orchestrator.show.parts import (
     WIDTH,
@@ -416,7 +416,7 @@ def test_screens_of_shipped_specs_fit_a_terminal(path: Path) -> None:
     shown = [
         plan_screen(plan, "orch explain spec.yaml", runners_up=others),
         *progress._started(plan.name, None, None, None),
-        rehearsal_screen.rehearsal_screen(plan, small.plan, small.steps, small.changes),
+        status_screen.rehearsal_screen(plan, small.plan, small.steps, small.changes),
     ]
     assert [line for text in shown for line in too_wide(text)] == []
 

@@ -13,15 +13,10 @@ from orchestrator.reading.examples import _named
 from orchestrator.reading.problems import SpecProblems
 from orchestrator.values import codec
 from orchestrator.values.model import Model
-from orchestrator.values.run_options import (
-    CheckpointOptions,
-    ClusterOptions,
-    RetryLimits,
-    RunOptions,
-    TrackingOptions,
-)
 from orchestrator.values.spec import (
     Batch,
+    CheckpointOptions,
+    ClusterOptions,
     DataSource,
     Experiment,
     MeshRequest,
@@ -29,7 +24,10 @@ from orchestrator.values.spec import (
     Pods,
     Precision,
     Resources,
+    RetryLimits,
+    RunOptions,
     Spec,
+    TrackingOptions,
 )
 from tests.conftest import ROOT
 from tests.spec_texts import COMPLETE, MINIMAL, load_text, problems_of, write

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import orchestrator as orch
-from orchestrator.goodput.outlook import SoFar, outlook
+from orchestrator.goodput.losses import SoFar, outlook
 from orchestrator.journal.events import AttemptStarted
 from orchestrator.journal.run_journal import outlook_of
 from orchestrator.journal.run_state import _recent_steps
@@ -26,8 +26,7 @@ from orchestrator.show.status_screen import status_screen
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import Step
-from orchestrator.values.run_options import CheckpointOptions
-from orchestrator.values.spec import DataSource, Spec
+from orchestrator.values.spec import CheckpointOptions, DataSource, Spec
 from tests.conftest import ROOT
 from tests.reports import compare, run_of, timed
 from tests.staged import STAGED, TOY_STEPS, staged_plan, staged_spec, toy_stages

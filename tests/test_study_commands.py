@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import journal
-from orchestrator.journal.study_journal import StudyJournal
+from orchestrator.journal.listing import StudyJournal
 from tests.conftest import RunOrch
 from tests.journals import claimed_run
 from tests.reports import finished_study

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator import journal
+from orchestrator.journal.listing import StudyJournal
 from orchestrator.journal.run_journal import noted_tracking
-from orchestrator.journal.study_journal import StudyJournal
 from orchestrator.values.run import Run
 from tests.browser import MISSING, browser, chromium
 from tests.clusters import eventually

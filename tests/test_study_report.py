@@ -18,8 +18,8 @@ from orchestrator.errors import SpecError
 from orchestrator.evidence.report import _reference
 from orchestrator.evidence.studies import _explain_gaps, _make_scaling_report, read_trial_runs
 from orchestrator.formatting import percent
+from orchestrator.journal.listing import StudyRequest
 from orchestrator.journal.run_journal import Journal
-from orchestrator.journal.study_journal import StudyRequest
 from orchestrator.planning.planner import make_plan
 from orchestrator.run import submit as submit_module
 from orchestrator.run.progress import Tracked

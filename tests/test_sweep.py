@@ -19,7 +19,7 @@ from orchestrator.evidence.studies import (
     read_trial_runs,
     report_of_study,
 )
-from orchestrator.journal.study_journal import StudyJournal, StudyRequest, is_settled
+from orchestrator.journal.listing import StudyJournal, StudyRequest, is_settled
 from orchestrator.planning.planner import make_plan
 from orchestrator.reading.load_study import load_study
 from orchestrator.reading.problems import SpecProblems

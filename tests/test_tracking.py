@@ -14,11 +14,11 @@ from orchestrator.journal.run_journal import noted_tracking
 from orchestrator.journal.steps import StepLog
 from orchestrator.tracking.destinations import NotRecorded, destination, is_behind, read_sync_state
 from orchestrator.tracking.mlflow import metrics
-from orchestrator.tracking.mlflow.metadata import _params as spec_params
+from orchestrator.tracking.mlflow.export import _params as spec_params
 from orchestrator.tracking.mlflow.metrics import MetricPoint, finite
 from orchestrator.tracking.mlflow.store import Store, is_server
 from orchestrator.tracking.recorder import Recorder, _only_one
-from orchestrator.values.run_options import TrackingOptions
+from orchestrator.values.spec import TrackingOptions
 from tests import records
 from tests.journals import reason, step, tiny_plan, tiny_spec
 from tests.records import (

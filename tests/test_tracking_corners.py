@@ -8,7 +8,7 @@ from typing import Any
 import mlflow.tracking
 import pytest
 
-from orchestrator.tracking.mlflow import export, metadata, metrics, store
+from orchestrator.tracking.mlflow import export, metrics, store
 from orchestrator.tracking.mlflow.store import Store
 from orchestrator.values.run import RecentSteps
 from tests.journals import reason, tiny_plan
@@ -32,24 +32,24 @@ def test_a_reason_is_a_line(length: int, cut: bool) -> None:
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_value_or_name_of_the_largest_size_is_sent(more: int) -> None:
-    value = metadata._params({"key": "x" * (metadata._LONGEST_VALUE + more)})["key"]
+    value = export._params({"key": "x" * (export._LONGEST_VALUE + more)})["key"]
     assert value.startswith("in artifact") is bool(more)
-    [name] = metadata._params({"k" * (metadata._LONGEST_NAME + more): "x"})
+    [name] = export._params({"k" * (export._LONGEST_NAME + more): "x"})
     assert name.endswith("_") is bool(more)
-    assert len(name) == metadata._LONGEST_NAME
+    assert len(name) == export._LONGEST_NAME
 
 
 def test_the_note_says_why_and_how_fast(tmp_path: Path) -> None:
     run = finished_run(tmp_path).run()
     recent = RecentSteps(steps=3, step_s=0.25, mfu=0.4, tokens_per_s_per_chip=None)
     measured = replace(run, recent=recent)
-    lines = metadata._note(measured, tiny_plan(), None).splitlines()
+    lines = export._note(measured, tiny_plan(), None).splitlines()
     assert "Measured: 0.25 s a step, MFU 40.0 %." in lines
     without = replace(run, recent=replace(recent, mfu=None))
-    assert "Measured: 0.25 s a step." in metadata._note(without, None, None).splitlines()
+    assert "Measured: 0.25 s a step." in export._note(without, None, None).splitlines()
     failed = replace(run, state="failed", reason=reason("no luck\nat all"))
-    assert "Why: no luck" in metadata._note(failed, None, None).splitlines()
-    assert "Why" not in metadata._note(replace(failed, state="running"), None, None)
+    assert "Why: no luck" in export._note(failed, None, None).splitlines()
+    assert "Why" not in export._note(replace(failed, state="running"), None, None)
 
 
 def test_an_attempt_on_the_same_plan_has_no_forecast_of_its_own(tmp_path: Path) -> None:
@@ -57,11 +57,11 @@ def test_an_attempt_on_the_same_plan_has_no_forecast_of_its_own(tmp_path: Path) 
     train_steps(writer, range(3))
     writer.end_attempt("failure")
     train_steps(writer, range(3, 5))
-    points = metadata.description(writer.journal, writer.run(), None).points
+    points = export.description(writer.journal, writer.run(), None).points
     assert {one.step for one in points} == {0}
     writer.end_attempt("failure")
     train_steps(writer, range(5, 6), pods=1)
-    points = metadata.description(writer.journal, writer.run(), None).points
+    points = export.description(writer.journal, writer.run(), None).points
     assert {one.step for one in points} == {0, 2}
 
 

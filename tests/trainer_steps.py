@@ -12,8 +12,7 @@ import numpy as np
 from orchestrator.values.model import Model
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import Outcome, Step
-from orchestrator.values.run_options import CheckpointOptions
-from orchestrator.values.spec import Optimizer
+from orchestrator.values.spec import CheckpointOptions, Optimizer
 from tests import trainer_reference
 from trainers import llama
 from trainers.contract import Program, build, place

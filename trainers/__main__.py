@@ -27,7 +27,7 @@ from orchestrator.storage.addresses import is_address
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import Outcome, Step
-from orchestrator.values.run_options import CheckpointOptions, EvaluationOptions
+from orchestrator.values.spec import CheckpointOptions, EvaluationOptions
 from trainers.loop import Assignment, train
 
 _LAST = 10  # steps whose mean loss is compared with a limit

@@ -19,17 +19,10 @@ from orchestrator.errors import OrchError, ProgramFailed, SpecError
 from orchestrator.processes import COMPILED, deepen_compiler_stacks
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import Outcome, Startup, Step
-from orchestrator.values.run_options import CheckpointOptions, EvaluationOptions
+from orchestrator.values.spec import CheckpointOptions, EvaluationOptions
 from trainers.checkpoint.checkpoints import Checkpoints, SaveLog, newest_step
 from trainers.contract import Program, build, load, place
-from trainers.data.batches import (
-    DataProgress,
-    HeldOut,
-    Prefetched,
-    ResumedData,
-    batch_source,
-    held_out,
-)
+from trainers.data import batches as sources
 from trainers.huggingface.read import new_state
 from trainers.meter import Evaluator, Meter
 from trainers.multihost import StopVote, barrier, listen_on_node_address
@@ -55,7 +48,7 @@ class Assignment:
     peak_flops_per_s: float | None = None  # of one device in the compute type; without it no MFU
     folder: Path = Path()  # the spec's, where a relative path of its data begins
     verify_data: bool = False  # read a token set through, and check its sums, before the first step
-    data_progress: DataProgress | None = None  # if the batch may have changed since the run began
+    data_progress: sources.DataProgress | None = None  # where the batch may have changed in the run
     saves: SaveLog | None = None  # which checkpoints count; None: all in `directory/checkpoints`
     evaluation: EvaluationOptions | None = None  # of held-out text; None: never
     progressed: Callable[[], None] = lambda: None  # is called after each batch of an evaluation
@@ -94,7 +87,7 @@ def run(program: Program, assignment: Assignment) -> Outcome:
     if progress is not None:  # the plan, or its stage, with the batch that the run began with
         begun_with = progress.original.stage_of(plan.first_step).batch.sequences
     original = replace(plan, batch=replace(plan.batch, sequences=begun_with))
-    source = batch_source(original, assignment.folder, verify=assignment.verify_data)
+    source = sources.batch_source(original, assignment.folder, verify=assignment.verify_data)
     # These decide which tokens each step sees: with others, a resumed run would be another run. So
     # is one whose evaluations are of other text.
     identity: dict[str, str | int] = {
@@ -106,7 +99,7 @@ def run(program: Program, assignment: Assignment) -> Outcome:
     text = None
     if assignment.evaluation is not None:
         evaluation, folder = assignment.evaluation, assignment.folder
-        text = held_out(plan, evaluation, folder, verify=assignment.verify_data)
+        text = sources.held_out(plan, evaluation, folder, verify=assignment.verify_data)
         identity["held_out"] = text.digest
     with (
         Checkpoints(
@@ -135,14 +128,14 @@ def run(program: Program, assignment: Assignment) -> Outcome:
         seen = (begun - plan.first_step) * sequences
         if progress is not None:
             seen = progress.sequences_between(plan.first_step, begun)
-        batches = ResumedData(source, begun_with, sequences, begun, seen)
+        batches = sources.ResumedData(source, begun_with, sequences, begun, seen)
 
         def inputs(step: int) -> Any:
             batch = place(program, lambda start, stop: batches.batch(step, range(start, stop)))
             return batch, *program.rate(step)
 
         steps = range(begun, max(begun, assignment.steps))
-        with Prefetched(inputs, steps) as feed:
+        with sources.Prefetched(inputs, steps) as feed:
             meter = Meter(program, assignment.emit, startup, assignment.peak_flops_per_s)
             every = assignment.checkpoint.every or plan.forecast.goodput.every_steps
             loop = _Loop(compiled, feed, meter, checkpoints, every, trace, evaluator)
@@ -151,7 +144,7 @@ def run(program: Program, assignment: Assignment) -> Outcome:
 
 
 def _compiled(
-    program: Program, assignment: Assignment, text: HeldOut | None
+    program: Program, assignment: Assignment, text: sources.HeldOut | None
 ) -> tuple[jax.stages.Compiled, Evaluator | None, float]:
     """Return the step and the evaluation, with the plan's options, and the seconds they took."""
     began, evaluator, lowered = _clock(), None, program.lowered()
@@ -171,7 +164,7 @@ def _compiled(
 @dataclass(frozen=True)
 class _Loop:
     compiled: jax.stages.Compiled
-    feed: Prefetched[Any]
+    feed: sources.Prefetched[Any]
     meter: Meter
     checkpoints: Checkpoints
     every: int

@@ -147,7 +147,7 @@ ONE_STAGE = "one stage: name it with --stage N"
 def complete_key(_: object, __: object, typed: str) -> list[str]:
     """Return the runs and studies of the folder at hand that begin so, for the shell."""
     # Nothing but a shell that completes a word needs journals here, and they are heavy to import.
-    from orchestrator.journal.study_journal import keys_in  # noqa: PLC0415
+    from orchestrator.journal.listing import keys_in  # noqa: PLC0415
 
     return [key for key in keys_in(RUNS) if key.startswith(typed)]
 
@@ -204,5 +204,4 @@ def or_newest(run: str | None, storage: Path, states: Collection[str] = ()) -> s
 
 
 def has_many_plans(spec: Spec, stage: int | None) -> bool:
-    """Return whether a spec has stages, of which none is chosen."""
     return bool(spec.experiment.stages) and stage is None

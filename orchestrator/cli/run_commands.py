@@ -7,17 +7,7 @@ from typing import Any
 import click
 
 import orchestrator as orch
-from orchestrator.cli import (
-    JSON,
-    NEWEST_HELP,
-    OPTIONAL_RUN,
-    RUN,
-    RUN_HELP,
-    SET,
-    SPEC,
-    STORAGE,
-    or_newest,
-)
+from orchestrator import cli as shared
 from orchestrator.cli.endings import as_typed
 from orchestrator.errors import Interrupted, NotAnswered, SpecError, refuse_options
 from orchestrator.evidence.studies import report_of_study
@@ -30,7 +20,7 @@ from orchestrator.show.status_screen import cancelled_text
 from orchestrator.show.study_screens import study_report_screen
 from orchestrator.show.terminal import CommandResult, aside, say, show, show_result
 from orchestrator.values.run import LIVE, Run
-from orchestrator.values.run_options import Proposal
+from orchestrator.values.spec import Proposal
 from orchestrator.values.study import StudyStatus
 
 _STUDY_CODES: dict[Outcome, int] = {
@@ -57,8 +47,8 @@ class _Steps(click.ParamType[tuple[int, int]]):
 
 
 @click.command("submit")
-@SPEC
-@SET
+@shared.SPEC
+@shared.SET
 @click.option("--no-prove", is_flag=True, help="Do not compile the plan first.")
 @click.option(
     "--no-calibrate", is_flag=True,
@@ -88,7 +78,7 @@ class _Steps(click.ParamType[tuple[int, int]]):
     "--profile", type=_Steps(), metavar="A:B",
     help="Keep an XProf trace of steps A to B - 1 with the run. Steps count from 0.",
 )  # fmt: skip
-@JSON
+@shared.JSON
 def submit_command(
     spec: Path, overrides: tuple[str, ...], as_json: bool, yes: bool, dry_run: bool,
     no_prove: bool, no_calibrate: bool, **how: Any,
@@ -157,9 +147,9 @@ def _confirmation(*, yes: bool, dry_run: bool = False) -> Confirm | None:
     return confirm if yes or dry_run or sys.stdin.isatty() else None
 
 
-@click.command("resume", epilog=NEWEST_HELP)
-@OPTIONAL_RUN
-@STORAGE
+@click.command("resume", epilog=shared.NEWEST_HELP)
+@shared.OPTIONAL_RUN
+@shared.STORAGE
 @click.option(
     "--pods", type=click.IntRange(1), metavar="N",
     help="Continue with this number of pods instead of the spec's.",
@@ -167,7 +157,7 @@ def _confirmation(*, yes: bool, dry_run: bool = False) -> Confirm | None:
 @_ADDRESS
 @_YES
 @_DETACH
-@JSON
+@shared.JSON
 def resume_command(
     run: str | None, storage: Path, yes: bool, detach: bool, as_json: bool, **how: Any
 ) -> None:
@@ -181,7 +171,7 @@ def resume_command(
 
     Example: orch resume llama3-70b-4pod-3f9a1c07-1 --pods 3
     """
-    run = or_newest(run, storage)
+    run = shared.or_newest(run, storage)
     display, confirm = Display(detach=detach), _confirmation(yes=yes)
     with aside(as_json):
         run_now = orch.resume(run, storage, detach=detach, confirm=confirm, progress=display, **how)
@@ -190,11 +180,11 @@ def resume_command(
     show_result(CommandResult(run_now, exit_code=code), as_json=as_json)
 
 
-@click.command("cancel", epilog=NEWEST_HELP)
-@OPTIONAL_RUN
-@STORAGE
+@click.command("cancel", epilog=shared.NEWEST_HELP)
+@shared.OPTIONAL_RUN
+@shared.STORAGE
 @click.option("--now", is_flag=True, help="Stop immediately, without a last checkpoint.")
-@JSON
+@shared.JSON
 def cancel_command(run: str | None, storage: Path, now: bool, as_json: bool) -> None:
     """Ask RUN to stop after a last checkpoint. The run's driver stops it.
 
@@ -203,7 +193,7 @@ def cancel_command(run: str | None, storage: Path, now: bool, as_json: bool) -> 
 
     Example: orch cancel llama3-70b-4pod-3f9a1c07-1
     """
-    run = or_newest(run, storage, LIVE)
+    run = shared.or_newest(run, storage, LIVE)
     results = orch.cancel(run, storage, at_once=now)
     if as_json:
         found = orch.status(run, storage)
@@ -213,11 +203,11 @@ def cancel_command(run: str | None, storage: Path, now: bool, as_json: bool) -> 
     say(cancelled_text(run, changes, at_once=now), f"Next: {run_command('status', run, storage)}\n")
 
 
-@click.command("rm", epilog=RUN_HELP)
-@RUN
-@STORAGE
+@click.command("rm", epilog=shared.RUN_HELP)
+@shared.RUN
+@shared.STORAGE
 @click.option("--yes", is_flag=True, help="Do not ask first.")
-@JSON
+@shared.JSON
 def rm_command(run: str, storage: Path, yes: bool, as_json: bool) -> None:
     """Remove RUN with its journal, logs and checkpoints. It asks first.
 

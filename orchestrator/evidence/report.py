@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.formatting import HOUR_S
+from orchestrator.journal.listing import trial_of
 from orchestrator.journal.run_journal import Clock, Journal, outlook_of, prediction_of
 from orchestrator.journal.steps import Floats, StepTable, counted_rows, counted_steps, read_table
-from orchestrator.journal.study_journal import trial_of
 from orchestrator.values import report as values
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof

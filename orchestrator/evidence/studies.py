@@ -8,9 +8,9 @@ from typing import Any
 
 from orchestrator.errors import JournalUnreadable
 from orchestrator.evidence.report import make_report
+from orchestrator.journal.listing import StudyJournal
 from orchestrator.journal.run_journal import Clock
 from orchestrator.journal.steps import Floats, Integers, counted_steps, read_table
-from orchestrator.journal.study_journal import StudyJournal
 from orchestrator.planning.forecast import add, scale
 from orchestrator.values import study as values
 from orchestrator.values.plan import Estimate, Plan

@@ -8,8 +8,7 @@ from orchestrator.catalog.published import RecoveryTime, recovery
 from orchestrator.formatting import DAY_S
 from orchestrator.goodput.losses import changed, exactly, total
 from orchestrator.values import goodput
-from orchestrator.values.run_options import RunOptions
-from orchestrator.values.spec import Resources
+from orchestrator.values.spec import Resources, RunOptions
 
 SPEC = "spec"
 _READS = 2  # a restore reads a checkpoint twice: for its sums, and for its weights

@@ -4,7 +4,21 @@ holds the `Writer` of `claim_run` drives the run. Knows no Ray, JAX or MLflow.
 
 from orchestrator.journal.files import check_writable
 from orchestrator.journal.heartbeat import ClaimWatch
-from orchestrator.journal.listing import find_run, list_journals, list_runs, remove_run
+from orchestrator.journal.listing import (
+    StudyJournal,
+    StudyRequest,
+    find_run,
+    find_run_or_study,
+    find_runs,
+    list_journals,
+    list_runs,
+    list_studies,
+    open_study,
+    remove_run,
+    remove_study,
+    start_trial,
+    track,
+)
 from orchestrator.journal.ownership import (
     RunRequest,
     Writer,
@@ -15,17 +29,6 @@ from orchestrator.journal.ownership import (
 )
 from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.steps import StepLog, StepReader
-from orchestrator.journal.study_journal import (
-    StudyJournal,
-    StudyRequest,
-    find_run_or_study,
-    find_runs,
-    list_studies,
-    open_study,
-    remove_study,
-    start_trial,
-    track,
-)
 
 __all__ = [
     "ClaimWatch", "Journal", "RunRequest", "StepLog", "StepReader", "StudyJournal", "StudyRequest",

@@ -207,7 +207,39 @@ def create_run(
     if key is not None:
         check_key(key)
     with files.building(storage) as prepared:
-        state = _fill(RunPaths(prepared), request, clock)
+        # Everything that a run starts from.
+        paths = RunPaths(prepared)
+        driving = (paths.events, paths.requests, paths.driver_heartbeats, paths.driver_logs)
+        for folder in (*driving, paths.plans, paths.proofs, paths.documents, paths.attempts):
+            files.make_folder(folder)
+        plans = [request.plan, *([request.rehearses] if request.rehearses else [])]
+        contents = {paths.plan(plan.digest): codec.to_pretty_json(plan).encode() for plan in plans}
+        contents[paths.spec] = codec.to_pretty_json(request.spec).encode()
+        contents |= {paths.documents / name: text for name, text in request.documents.items()}
+        for path, content in contents.items():
+            private = path == paths.documents / UNCOMMITTED
+            files.write_once(path, content, mode=0o600 if private else 0o666)
+        submission = values.Submission(
+            id=uuid.uuid4().hex,
+            name=request.spec.name,
+            rehearsal=request.rehearsal,
+            rehearses=request.rehearses.digest if request.rehearses else None,
+            spec_digest=request.plan.spec_digest,
+            plan_digest=request.plan.digest,
+            pods=request.plan.pods,
+            steps=request.steps,
+            environment=dict(request.environment),
+            submitter=liveness.this_process(),
+            folder=request.folder,
+            profile=request.profile,
+            study=request.study,
+            sums={
+                paths.name_of(path): events.digest(content) for path, content in contents.items()
+            },
+        )
+        submitted = events.Submitted(at_s=clock(), submission=submission)
+        digest = events.append_event(paths, 1, submitted, "")
+        state = replace(run_state.initial(submitted), digest=digest)
         for number in count(1):
             name = key or f"{request.spec.name}-{codec.short(request.plan.digest)}-{number}"
             try:
@@ -218,39 +250,6 @@ def create_run(
                     raise errors.RunExists(key, address(storage / name)) from None
     files.sweep(storage)
     return Writer(Journal(storage / name), state, clock=clock)
-
-
-def _fill(paths: RunPaths, request: RunRequest, clock: Clock) -> run_state.RunState:
-    """Write everything that a run starts from; return the state of the new run."""
-    driving = (paths.events, paths.requests, paths.driver_heartbeats, paths.driver_logs)
-    for folder in (*driving, paths.plans, paths.proofs, paths.documents, paths.attempts):
-        files.make_folder(folder)
-    plans = [request.plan, *([request.rehearses] if request.rehearses else [])]
-    contents = {paths.plan(plan.digest): codec.to_pretty_json(plan).encode() for plan in plans}
-    contents[paths.spec] = codec.to_pretty_json(request.spec).encode()
-    contents |= {paths.documents / name: text for name, text in request.documents.items()}
-    for path, content in contents.items():
-        private = path == paths.documents / UNCOMMITTED
-        files.write_once(path, content, mode=0o600 if private else 0o666)
-    submission = values.Submission(
-        id=uuid.uuid4().hex,
-        name=request.spec.name,
-        rehearsal=request.rehearsal,
-        rehearses=request.rehearses.digest if request.rehearses else None,
-        spec_digest=request.plan.spec_digest,
-        plan_digest=request.plan.digest,
-        pods=request.plan.pods,
-        steps=request.steps,
-        environment=dict(request.environment),
-        submitter=liveness.this_process(),
-        folder=request.folder,
-        profile=request.profile,
-        study=request.study,
-        sums={paths.name_of(path): events.digest(content) for path, content in contents.items()},
-    )
-    submitted = events.Submitted(at_s=clock(), submission=submission)
-    digest = events.append_event(paths, 1, submitted, "")
-    return replace(run_state.initial(submitted), digest=digest)
 
 
 def claim_run(journal: Journal, *, resumes: bool = False, clock: Clock = time.time) -> Writer:
@@ -335,23 +334,23 @@ def request_cancel(
 # --- repairing a journal that nothing drives: its events, and files that can be made again
 
 
-def repair_events(journal: Journal, clock: Clock = time.time) -> None:
+def repair_events(journal: Journal) -> None:
     """Write an event that accepts the faults of the others. What those said stays lost."""
-    listing.check_not_live(journal, _REPAIR, clock)
+    listing.check_not_live(journal, _REPAIR, time.time)
     state, newest = journal.state(), events.read_newest(journal.paths)
     last, previous = state.last, state.digest
     if isinstance(newest, events.Newest) and newest.number > last:
         last, previous = newest.number, newest.sha256
     by, damage = liveness.this_process(), tuple(map(str, state.damage))
-    event = events.Repaired(at_s=clock(), by=by, faults=damage)
+    event = events.Repaired(at_s=time.time(), by=by, faults=damage)
     events.append_event(journal.paths, last + 1, event, previous)
 
 
-def replace_file(journal: Journal, name: str, content: bytes, clock: Clock = time.time) -> None:
+def replace_file(journal: Journal, name: str, content: bytes) -> None:
     """Write a file of a run as it was; the damaged one stays in the same folder, never read."""
-    listing.check_not_live(journal, _REPAIR, clock)
+    listing.check_not_live(journal, _REPAIR, time.time)
     path = journal.paths.root / name
-    files.set_aside(path, f".damaged-{clock():.0f}")
+    files.set_aside(path, f".damaged-{time.time():.0f}")
     files.write_new(path, content)
 
 

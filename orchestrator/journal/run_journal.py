@@ -16,7 +16,7 @@ import msgspec
 
 from orchestrator.errors import JournalDamaged, JournalUnreadable, OtherVersion
 from orchestrator.formatting import DAY_S, HOUR_S
-from orchestrator.goodput.outlook import SoFar, outlook
+from orchestrator.goodput.losses import SoFar, outlook
 from orchestrator.journal import boundary, files, liveness, run_state
 from orchestrator.journal import events as event_log
 from orchestrator.journal import steps as step_log

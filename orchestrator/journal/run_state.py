@@ -15,7 +15,7 @@ from orchestrator.journal import events
 from orchestrator.journal.files import FileFault
 from orchestrator.values import run as values
 from orchestrator.values.codec import Value
-from orchestrator.values.run_options import RetryLimits
+from orchestrator.values.spec import RetryLimits
 
 HEARTBEAT_S = 2.0
 # A driver counts as gone after this many missing heartbeats.

@@ -323,10 +323,10 @@ def _column(name: str, rows: Sequence[object]) -> NDArray[Any]:
 
 # --- which steps of a run count: of each step its last attempt, unless that was undone
 
-StepsByAttempt = Mapping[int, StepTable]
+_StepsByAttempt = Mapping[int, StepTable]
 
 
-def counted_rows(steps: StepsByAttempt) -> dict[int, Mask]:
+def counted_rows(steps: _StepsByAttempt) -> dict[int, Mask]:
     """Return the rows of each attempt that count: an attempt undoes the steps after those that it
     restored, also those that a superseded attempt does while it runs.
     """
@@ -345,7 +345,7 @@ def counted_rows(steps: StepsByAttempt) -> dict[int, Mask]:
     return counted
 
 
-def counted_steps(steps: StepsByAttempt, attempts: Container[int] | None = None) -> StepTable:
+def counted_steps(steps: _StepsByAttempt, attempts: Container[int] | None = None) -> StepTable:
     """Return the steps that count, in order: of all attempts, or of these only."""
     counted = counted_rows(steps)
     chosen = [number for number in sorted(steps) if attempts is None or number in attempts]

@@ -18,17 +18,9 @@ from orchestrator.planning.step_work import FORWARD_AND_BACKWARD, pass_bytes, tr
 from orchestrator.planning.time import device_peak
 from orchestrator.planning.torus import NO_LINKS
 from orchestrator.values import codec
+from orchestrator.values import plan as values
 from orchestrator.values.codec import MatmulType, Value
 from orchestrator.values.goodput import GoodputInputs
-from orchestrator.values.plan import (
-    ATTENTION_LINES,
-    Estimate,
-    Forecast,
-    LedgerLine,
-    LineKind,
-    Plan,
-    plan_digest,
-)
 
 # What is timed. Each has an amount that its seconds grow with.
 Operation = Literal[
@@ -110,14 +102,14 @@ _FASTEST, _SLOWEST = 0.8, 1.4  # measured steps over forecasts: docs/calibrate.m
 _OPERATIONS: dict[str | None, Operation] = {"mxu": "matmul", "hbm": "copy"}  # by resource
 
 
-def shape_digest(plan: Plan) -> str:
+def shape_digest(plan: values.Plan) -> str:
     """Return the identity of all that a step's seconds depend on except the trainer's source."""
     model = replace(plan.model, name="")
     split = plan.pods, plan.hosts, plan.mesh, plan.gradient_reduction, plan.remat
     return codec.digest((plan.trainer, model, plan.batch, plan.precision, *split))
 
 
-def with_profile(plan: Plan, profile: ChipProfile) -> Plan:
+def with_profile(plan: values.Plan, profile: ChipProfile) -> values.Plan:
     """Return the plan with a forecast from a profile, which it names; its digest changes, too."""
     replaced = plan_warnings.forecast_warnings(plan)  # of the forecast by datasheets
     forecast = _emulated_forecast if profile.emulated else _chip_forecast
@@ -130,10 +122,10 @@ def with_profile(plan: Plan, profile: ChipProfile) -> Plan:
         warnings.append(
             plan_warnings.make_warning("unsteady_profile", spread=step.spread, others=step.others)
         )
-    return replace(calibrated, digest=plan_digest(calibrated), warnings=tuple(warnings))
+    return replace(calibrated, digest=values.plan_digest(calibrated), warnings=tuple(warnings))
 
 
-def with_own_profile(plan: Plan, profile: ChipProfile) -> Plan:
+def with_own_profile(plan: values.Plan, profile: ChipProfile) -> values.Plan:
     """Return the plan with a profile; one of another kind of chip than the plan's is an error."""
     kind, kinds = profile.machine.device_kind, catalog.chip_of(plan).device_kinds
     if kind not in kinds:
@@ -144,20 +136,20 @@ def with_own_profile(plan: Plan, profile: ChipProfile) -> Plan:
 
 
 def _write(
-    plan: Plan,
+    plan: values.Plan,
     layout: Training,
-    lines: list[LedgerLine],
+    lines: list[values.LedgerLine],
     lower_s: float,
     bound: tuple[str, float],
     goodput: GoodputInputs,
     price: float | None = None,
     hidden_s: float = 0.0,
-) -> Forecast:
+) -> values.Forecast:
     """Return the forecast of these lines. Where nothing overlaps but transfers to the host, on
     emulated devices and on a single chip, their sum is expected, less the hidden transfers.
     """
     sum_s = max(sum(line.value for line in lines), lower_s)
-    step_s = Estimate(lower=lower_s, unoverlapped=sum_s)
+    step_s = values.Estimate(lower=lower_s, unoverlapped=sum_s)
     # Transfers to the host, without what computation hides of them.
     exposed = [
         replace(
@@ -189,7 +181,7 @@ def _write(
     )
 
 
-def _emulated_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
+def _emulated_forecast(plan: values.Plan, profile: ChipProfile) -> values.Forecast:
     """Return a forecast whose `lower` is what MFU counts, at the measured rate of a matmul."""
     rate, source = _timing_of(profile, "matmul", plan).per_s, _source_of(profile)
     chip = replace(
@@ -202,12 +194,12 @@ def _emulated_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
     # The layers, and all else: what is left of a measured step without its layers.
     (few, few_s), (more, more_s) = _timing_of(profile, "step", plan).points
     layer_s = min(max(more_s - few_s, 0.0) / (more - few), few_s / few)
-    parts: tuple[tuple[LineKind, str, float, float], ...] = (
+    parts: tuple[tuple[values.LineKind, str, float, float], ...] = (
         ("layers", "layers", plan.model.layers, layer_s),
         ("outside_layers", "outside the layers", 1, few_s - few * layer_s),
     )
     lines = [
-        LedgerLine(
+        values.LedgerLine(
             kind=kind,
             name=name,
             value=calls * measured_s,
@@ -223,10 +215,10 @@ def _emulated_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
     return _write(plan, layout_of(plan, chip), lines, lower_s, (_CORES, 0.0), nothing)
 
 
-def _chip_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
+def _chip_forecast(plan: values.Plan, profile: ChipProfile) -> values.Forecast:
     """Return a forecast with the plan's bound, peak and price, and seconds of links and hosts."""
     was, layout = plan.forecast, layout_of(plan, catalog.chip_of(plan))
-    between = LedgerLine(
+    between = values.LedgerLine(
         kind="elementwise",
         name="between matmuls",
         value=0.0,
@@ -239,7 +231,9 @@ def _chip_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
     for line in (*was.time, between):
         measured = line
         if line.resource in _OPERATIONS:
-            operation = "attention" if line.kind in ATTENTION_LINES else _OPERATIONS[line.resource]
+            operation = (
+                "attention" if line.kind in values.ATTENTION_LINES else _OPERATIONS[line.resource]
+            )
             rate = _timing_of(profile, operation, plan).per_s
             unit = "flops" if "flops" in line.inputs else "bytes"
             measured = replace(
@@ -265,7 +259,7 @@ def _chip_forecast(plan: Plan, profile: ChipProfile) -> Forecast:
     return replace(made, hidden_s=was.hidden_s, never_hidden_s=was.never_hidden_s)
 
 
-def _timing_of(profile: ChipProfile, operation: Operation, plan: Plan) -> Timing:
+def _timing_of(profile: ChipProfile, operation: Operation, plan: values.Plan) -> Timing:
     """Return the newest timing of an operation for a plan; attention's of the nearest head."""
     dtype, head_dim = plan.precision.compute, plan.model.head_dim
     wanted = (operation, dtype, shape_digest(plan) if operation == "step" else "")
@@ -280,7 +274,7 @@ def _source_of(profile: ChipProfile) -> str:
     return f"profile {codec.short(codec.digest(profile))}"
 
 
-def layout_of(plan: Plan, chip: Chip) -> Training:
+def layout_of(plan: values.Plan, chip: Chip) -> Training:
     """Return the plan's layout, without links."""
     return Training(
         chip=chip,

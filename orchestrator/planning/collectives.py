@@ -27,7 +27,7 @@ from orchestrator.values.plan import Collective, CollectiveKind, LineKind
 
 _GATHER: CollectiveKind = "all-gather"
 _SCATTER: CollectiveKind = "reduce-scatter"
-REDUCE: CollectiveKind = "all-reduce"
+_REDUCE: CollectiveKind = "all-reduce"
 ALL_TO_ALL: CollectiveKind = "all-to-all"
 _OVER_DCN = " over dcn"
 _Passed = list[tuple[Number, Number]]  # elements that travel as one, and how often a step does it
@@ -75,7 +75,7 @@ class Exchange:
         return self.moved(sum(p.serial * p.bytes for p in self.parts if np.any(p.serial)))
 
     def moved(self, volume: Number) -> Number:
-        twice = 2 if self.kind == REDUCE else 1
+        twice = 2 if self.kind == _REDUCE else 1
         return twice * volume * (self.ways - 1) / self.ways
 
     def collective(self, mesh: Mapping[str, Number]) -> Collective:
@@ -125,7 +125,7 @@ def _gradient_exchanges(layout: Training) -> list[Exchange]:
 
 def _reduction(
     layout: Training, name: str, axes: tuple[str, ...], formula: str, parts: Iterable[_Part], *,
-    kind: CollectiveKind = REDUCE, ways: Number | None = None,
+    kind: CollectiveKind = _REDUCE, ways: Number | None = None,
 ) -> Exchange:  # fmt: skip
     ways, dtype = layout.devices_along(axes) if ways is None else ways, layout.precision.gradients
     return Exchange("gradient_reduction", name, kind, axes, formula, ways, 1, tuple(parts), dtype)

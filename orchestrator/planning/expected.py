@@ -12,14 +12,8 @@ import numpy as np
 from orchestrator.catalog.published import Efficiency, Range
 from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.planning import flops
+from orchestrator.planning import step_work as steps
 from orchestrator.planning.layout import Number, Training
-from orchestrator.planning.step_work import (
-    FORWARD_AND_BACKWARD,
-    StepWork,
-    hbm_rate,
-    pass_bytes,
-    step_work,
-)
 from orchestrator.planning.time import StepTime, device_peak
 from orchestrator.values.plan import Extrapolation, LedgerLine, LineKind
 
@@ -42,7 +36,7 @@ _NAMES: dict[LineKind, str] = {
 _APART_S = 0.11
 
 
-def _step_parts(work: StepWork, efficiency: Efficiency) -> dict[LineKind, Number]:
+def _step_parts(work: steps.StepWork, efficiency: Efficiency) -> dict[LineKind, Number]:
     own = _own_step_parts(work, efficiency)
     own_s = sum(own.values())
     # What slices wait for each other before they reduce gradients.
@@ -57,7 +51,7 @@ def _step_parts(work: StepWork, efficiency: Efficiency) -> dict[LineKind, Number
     }
 
 
-def _own_step_parts(work: StepWork, efficiency: Efficiency) -> dict[LineKind, Number]:
+def _own_step_parts(work: steps.StepWork, efficiency: Efficiency) -> dict[LineKind, Number]:
     """The parts that need no other device."""
     return {
         "matmul": work.matmul_s / efficiency.matmul.value,
@@ -69,13 +63,13 @@ def _own_step_parts(work: StepWork, efficiency: Efficiency) -> dict[LineKind, Nu
     }
 
 
-def _pace(work: StepWork, efficiency: Efficiency) -> tuple[float, float, Number]:
+def _pace(work: steps.StepWork, efficiency: Efficiency) -> tuple[float, float, Number]:
     """The shares of the peak that a pass reaches, and its seconds between the matmuls."""
-    between_s = work.passes_s / FORWARD_AND_BACKWARD
+    between_s = work.passes_s / steps.FORWARD_AND_BACKWARD
     return efficiency.matmul.value, efficiency.attention.value, between_s
 
 
-def _exposed_gathers_s(work: StepWork, own_s: Number, efficiency: Efficiency) -> Number:
+def _exposed_gathers_s(work: steps.StepWork, own_s: Number, efficiency: Efficiency) -> Number:
     """Exposed seconds of gathers of weights and scatters and reductions of gradients: a share in
     any case, and all that exceeds the device's own work on the slower network.
     """
@@ -83,7 +77,7 @@ def _exposed_gathers_s(work: StepWork, own_s: Number, efficiency: Efficiency) ->
     return np.maximum(share_s, np.maximum(work.gathers_s, work.dcn_s) - own_s)
 
 
-def skew_share(work: StepWork, own_s: Number) -> Number:
+def skew_share(work: steps.StepWork, own_s: Number) -> Number:
     """The share of the learned wait that slices pay: the work between two reductions, over the
     least in any published run. With little work between them, slices hardly drift apart.
     """
@@ -95,10 +89,10 @@ def expected_s(
     lines: list[LedgerLine],
     time: StepTime,
     efficiency: Efficiency,
-    work: StepWork | None = None,
+    work: steps.StepWork | None = None,
 ) -> Number:
     """Seconds of a step: all parts, or the lower bound where a single resource takes longer."""
-    parts = _step_parts(work or step_work(layout, lines), efficiency)
+    parts = _step_parts(work or steps.step_work(layout, lines), efficiency)
     return np.maximum(sum(parts.values()), time.lower_s)
 
 
@@ -106,7 +100,7 @@ def expected_lines(
     layout: Training, lines: list[LedgerLine], time: StepTime, efficiency: Efficiency
 ) -> tuple[LedgerLine, ...]:
     """The same as a ledger, for one layout: its lines add up to `expected`."""
-    work = step_work(layout, lines)
+    work = steps.step_work(layout, lines)
     parts = _step_parts(work, efficiency)
     own_s = sum(_own_step_parts(work, efficiency).values())
     # How each part is computed, with its numbers.
@@ -116,7 +110,9 @@ def expected_lines(
             "peak / share", {"peak": work.attention_s, "share": efficiency.attention.value}
         ),
         "weight_traffic": ("peak", {"peak": work.hbm_s}),
-        "elementwise": ("bytes / rate", {"bytes": pass_bytes(layout), "rate": hbm_rate(layout)}),
+        "elementwise": (
+            "bytes / rate", {"bytes": steps.pass_bytes(layout), "rate": steps.hbm_rate(layout)}
+        ),
         "row_moves": (
             "moves * move", {"moves": work.row_moves, "move": efficiency.row_move_s.value}
         ),
@@ -191,7 +187,7 @@ _BELOW_ALONE = frozenset({"tokens", "step_s"})
 _ROUNDING = 1e-3  # ranges are kept with four digits
 
 
-def axis_values(layout: Training, work: StepWork, step_s: float) -> dict[str, float]:
+def axis_values(layout: Training, work: steps.StepWork, step_s: float) -> dict[str, float]:
     """Where a step lies on each axis. The shares are of matmuls and attention at their peak."""
     compute_s = work.matmul_s + work.attention_s
     devices = layout.devices / layout.chip.devices
@@ -240,12 +236,12 @@ def interval(
     lines: list[LedgerLine],
     time: StepTime,
     efficiency: Efficiency,
-    work: StepWork | None = None,
+    work: steps.StepWork | None = None,
 ) -> tuple[float, float]:
     """The 80 % prediction interval, never below the bound: the spread of runs and the uncertainty
     of constants are independent; what no run shows is added in full.
     """
-    work = work or step_work(layout, lines)
+    work = work or steps.step_work(layout, lines)
     expected = float(expected_s(layout, lines, time, efficiency, work))
     values = axis_values(layout, work, expected)
     spread = efficiency.mixture_spread if layout.model.moe else efficiency.spread
@@ -254,7 +250,7 @@ def interval(
     return max(expected / factor, float(time.lower_s)), expected * factor
 
 
-def deviation(work: StepWork, efficiency: Efficiency) -> float:
+def deviation(work: steps.StepWork, efficiency: Efficiency) -> float:
     """How far the step is off where its constants are off, in four of five cases, as a share."""
     parts, seen = _seconds_of(work, efficiency), _seen_share(work, efficiency)
     waits = work.reductions * efficiency.slice_wait_s.value * efficiency.slice_wait_s.unsure
@@ -271,7 +267,7 @@ def deviation(work: StepWork, efficiency: Efficiency) -> float:
     return STANDARD_DEVIATIONS * hypot(*deviations_s) / sum(parts.values())
 
 
-def unseen(work: StepWork, values: Mapping[str, float], efficiency: Efficiency) -> float:
+def unseen(work: steps.StepWork, values: Mapping[str, float], efficiency: Efficiency) -> float:
     """The part of the step that no run shows, as a share."""
     parts, seen = _seconds_of(work, efficiency), _seen_share(work, efficiency)
     exposed_s = parts["exposed_gathers"] + parts["exposed_tensor"]
@@ -301,10 +297,10 @@ def unseen(work: StepWork, values: Mapping[str, float], efficiency: Efficiency) 
     return hypot(*unseen_s, (1 - seen) * parts["slice_wait"]) / sum(parts.values())
 
 
-def _seconds_of(work: StepWork, efficiency: Efficiency) -> dict[LineKind, float]:
+def _seconds_of(work: steps.StepWork, efficiency: Efficiency) -> dict[LineKind, float]:
     return {kind: float(s) for kind, s in _step_parts(work, efficiency).items()}
 
 
-def _seen_share(work: StepWork, efficiency: Efficiency) -> float:
+def _seen_share(work: steps.StepWork, efficiency: Efficiency) -> float:
     own_s = sum(_own_step_parts(work, efficiency).values())
     return float(skew_share(work, own_s))

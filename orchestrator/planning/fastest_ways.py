@@ -8,17 +8,9 @@ without offloading and, where gradients cross slices, the fewest microbatches.
 import numpy as np
 
 from orchestrator.network.mesh_axes import GROUPS
-from orchestrator.planning import flops
+from orchestrator.planning import flops, step_work
 from orchestrator.planning.layout import Training
 from orchestrator.planning.memory import peak_bytes, stream_bytes
-from orchestrator.planning.step_work import (
-    between_s,
-    crosses,
-    hbm_rate,
-    host_bytes,
-    host_limit_bytes,
-    transfers,
-)
 from orchestrator.planning.time import activation_peak, activation_traffic_bytes, device_peak
 from orchestrator.planning.torus import Floats, Ints
 
@@ -37,13 +29,13 @@ def fastest_ways(layout: Training, key: Ints, margin: float) -> tuple[Ways, Leas
     """Return the ways that may be fastest. `layout` has a row per policy and a column per key and
     number of microbatches, ascending; `margin` is the share of memory left free.
     """
-    peaks, hosts = np.broadcast_arrays(peak_bytes(layout), host_bytes(layout))
+    peaks, hosts = np.broadcast_arrays(peak_bytes(layout), step_work.host_bytes(layout))
     fits = peaks <= layout.chip.hbm_usable_bytes.value * (1 - margin)
     least = float(peaks.min(initial=np.inf)), float(hosts[fits].min(initial=np.inf))
     if not fits.any():
         nothing = np.zeros(0, np.int64)
         return (nothing, nothing, nothing), least
-    fits &= hosts <= host_limit_bytes(layout.chip) * (1 - margin)
+    fits &= hosts <= step_work.host_limit_bytes(layout.chip) * (1 - margin)
     # Seconds of a step: of recomputation, of HBM traffic of activations, and of all else that a
     # policy costs: its collective at the rate of a whole torus axis, and what nothing hides, which
     # is no part of the mean.
@@ -58,12 +50,12 @@ def fastest_ways(layout: Training, key: Ints, margin: float) -> tuple[Ways, Leas
     link_bytes_per_s = 2 * chip.ici_link_bytes_per_s.value / chip.devices
     scattered_s = scatters * stream_bytes(layout) * (1 - 1 / ways) / link_bytes_per_s
     repeated = repeated_s + attention_s
-    traffic = activation_traffic_bytes(layout) / hbm_rate(layout)
-    others = scattered_s + transfers(layout).exposed_s() + 2 * between_s(layout)
+    traffic = activation_traffic_bytes(layout) / step_work.hbm_rate(layout)
+    others = scattered_s + step_work.transfers(layout).exposed_s() + 2 * step_work.between_s(layout)
     columns = np.arange(len(key))
     place_in_key = columns - np.searchsorted(key, key)
     # The second number of microbatches is the fewest that accumulate gradients.
-    stay = (place_in_key == 1) & crosses(layout)
+    stay = (place_in_key == 1) & step_work.crosses(layout)
 
     def winners(costs: Floats) -> Ints:
         """Return the best policy of each column that beats all columns of its key before it or has

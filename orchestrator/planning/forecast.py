@@ -12,14 +12,8 @@ from orchestrator.formatting import DAY_S, HOUR_S
 from orchestrator.goodput.inputs import goodput_inputs
 from orchestrator.goodput.losses import goodput_forecast, over_share
 from orchestrator.network.mesh_axes import DCN_AXES
+from orchestrator.planning import expected as estimates
 from orchestrator.planning import flops
-from orchestrator.planning.expected import (
-    axis_values,
-    expected_lines,
-    expected_s,
-    extrapolations,
-    interval,
-)
 from orchestrator.planning.layout import Training
 from orchestrator.planning.memory import phases
 from orchestrator.planning.step_work import (
@@ -66,7 +60,7 @@ def forecast(layout: Training, spec: Spec) -> plan.Forecast:
     ordered = sorted(busy, key=lambda name: -busy[name])
     first, second = busy[ordered[0]], busy[ordered[1]]
     efficiency = _efficiency_of(layout)
-    expected = expected_lines(layout, lines, time, efficiency) if efficiency else ()
+    expected = estimates.expected_lines(layout, lines, time, efficiency) if efficiency else ()
     return write_forecast(
         layout,
         Terms(spec.experiment.tokens, run_goodput(layout, spec), price),
@@ -211,8 +205,8 @@ def step_bounds(
     efficiency = _efficiency_of(layout)
     if efficiency is None:
         return estimate
-    expected = float(expected_s(layout, lines, time, efficiency, work))
-    low, high = interval(layout, lines, time, efficiency, work)
+    expected = float(estimates.expected_s(layout, lines, time, efficiency, work))
+    low, high = estimates.interval(layout, lines, time, efficiency, work)
     return replace(estimate, expected=expected, low=low, high=high)
 
 
@@ -227,8 +221,8 @@ def extrapolated(
     efficiency = _efficiency_of(layout)
     if efficiency is None or step_s.expected is None:
         return ()
-    values = axis_values(layout, work, step_s.expected)
-    return extrapolations(values, efficiency.ranges)
+    values = estimates.axis_values(layout, work, step_s.expected)
+    return estimates.extrapolations(values, efficiency.ranges)
 
 
 def plain_line(line: plan.LedgerLine) -> plan.LedgerLine:

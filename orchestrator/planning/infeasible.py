@@ -7,18 +7,9 @@ from math import gcd, prod
 import numpy as np
 
 from orchestrator import catalog
+from orchestrator import formatting as fmt
 from orchestrator.catalog.chips import Chip
 from orchestrator.errors import SpecError
-from orchestrator.formatting import (
-    GIB,
-    change_by,
-    dollars,
-    fill,
-    in_memory,
-    lasting,
-    percent,
-    seconds,
-)
 from orchestrator.network.decoder import split_sizes
 from orchestrator.network.mesh_axes import COPIED, ICI_AXES, PADDED
 from orchestrator.network.mlp import EXPERTS
@@ -74,7 +65,7 @@ _TEXTS = {
     ),
     "no_mesh": "no mesh of that many devices divides what its axes split",
 }
-sentences(Reason, _TEXTS, fill)
+sentences(Reason, _TEXTS, fmt.fill)
 
 
 def _reason(code: ReasonCode, **figures: int | float | str) -> Reason:
@@ -144,16 +135,17 @@ def _infeasible_text(reasons: tuple[Reason, ...], suggestions: tuple[Suggestion,
         options = " ".join(f"--set {shlex.quote(override)}" for override in nearest.overrides)
         sequences = f"{nearest.sequences:,} sequences"
         if nearest.batch_change:
-            sequences += f" ({change_by(1 + nearest.batch_change)})"
+            sequences += f" ({fmt.change_by(1 + nearest.batch_change)})"
         # What the plan takes and costs: what is expected, or the bound where nothing is.
-        memory = nearest.memory_bytes_per_device / GIB
+        memory = nearest.memory_bytes_per_device / fmt.GIB
         takes = f"{nearest.chips:,} {nearest.chip} chips, {sequences}"
         takes += f", remat {summary_of(nearest.remat)}"
-        takes += f", {memory:.2f} of {in_memory(nearest.hbm_bytes_per_device)}"
-        costs = f"{seconds(nearest.step_s.likeliest)} a step, MFU {percent(nearest.mfu.likeliest)}"
-        costs += f", {lasting(nearest.days.likeliest)}"
+        takes += f", {memory:.2f} of {fmt.in_memory(nearest.hbm_bytes_per_device)}"
+        costs = f"{fmt.seconds(nearest.step_s.likeliest)} a step"
+        costs += f", MFU {fmt.percent(nearest.mfu.likeliest)}"
+        costs += f", {fmt.lasting(nearest.days.likeliest)}"
         if nearest.dollars is not None:
-            costs += f", {dollars(nearest.dollars.likeliest)}"
+            costs += f", {fmt.dollars(nearest.dollars.likeliest)}"
         known = "at best" if nearest.step_s.expected is None else "expected"
         lines += [f"  {options}", f"    {takes}; {costs} {known}"]
     return "\n".join(lines)

@@ -22,15 +22,8 @@ import numpy as np
 
 from orchestrator.network.mesh_axes import SLICE_REPLICAS
 from orchestrator.network.rematerialization import Treatments
-from orchestrator.planning import search
+from orchestrator.planning import feasibility, search
 from orchestrator.planning.fastest_ways import fastest_ways
-from orchestrator.planning.feasibility import (
-    batch_range,
-    batches_next_to,
-    placements,
-    sharing,
-    sizes_by_name,
-)
 from orchestrator.planning.layout import Number, Training
 from orchestrator.planning.memory import peak_bytes
 from orchestrator.planning.ranking import SURE_WITHIN, contenders, expected_s_of, pick
@@ -86,8 +79,8 @@ def _parts_of(
     request: search.SearchRequest, number: int, mesh: _Meshes, keys: int
 ) -> Iterator[dict[str, Ints]]:
     """Yield columns of one slice: meshes with the batch below, and with the one above."""
-    multiples = search.multiple_of(request, sizes_by_name(mesh.sizes))
-    sides = batches_next_to(request.experiment.batch, multiples)
+    multiples = search.multiple_of(request, feasibility.sizes_by_name(mesh.sizes))
+    sides = feasibility.batches_next_to(request.experiment.batch, multiples)
     for side, sequences in enumerate(sides):
         exists = sequences > 0
         key = np.cumsum(exists) - 1 + keys
@@ -158,9 +151,9 @@ def _best_of_some(requests: Sequence[search.SearchRequest]) -> list[search.Choic
         if shape not in meshes:
             # The realizable meshes of a slice, whatever the number of slices.
             batch = request.experiment.batch
-            factors = placements(
+            factors = feasibility.placements(
                 request.torus, request.experiment.model, batch.length, request.mesh,
-                batch_range(batch)[1],
+                feasibility.batch_range(batch)[1],
             )  # fmt: skip
             sizes = axis_sizes(factors)
             # The last size follows from the others, and all are at most the number of devices.
@@ -238,10 +231,10 @@ class _SlicesSearch:
     def layout(self, keys: Ints, microbatches: Number, remat: Treatments, links: Links) -> Training:
         table = self.table
         made = search.make_layout(
-            self.requests[0], sizes_by_name(table.sizes[keys]), table.batch[keys], microbatches,
-            remat, links,
+            self.requests[0], feasibility.sizes_by_name(table.sizes[keys]), table.batch[keys],
+            microbatches, remat, links,
         )  # fmt: skip
-        replicas = table.pods[keys] // prod(sharing(self.requests[0].mesh).values())
+        replicas = table.pods[keys] // prod(feasibility.sharing(self.requests[0].mesh).values())
         return replace(made, mesh={**made.mesh, SLICE_REPLICAS: replicas})
 
     def layout_of_rows(self, rows: Ints, microbatches: Number, remat: Treatments) -> Training:

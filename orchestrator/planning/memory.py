@@ -5,15 +5,8 @@ from math import prod
 
 import numpy as np
 
+from orchestrator.network import mesh_axes
 from orchestrator.network.description import Block, LatentAttention, Mixture, Tensor, Weight
-from orchestrator.network.mesh_axes import (
-    GATHERED,
-    GATHERED_AXES,
-    GROUPS,
-    REPLICA_AXES,
-    SHARED_OVER_DCN,
-    SLICE_REPLICAS,
-)
 from orchestrator.network.mlp import EXPERTS
 from orchestrator.planning.flops import partial_sums_of
 from orchestrator.planning.kernels import loss_chunk_bytes
@@ -40,7 +33,7 @@ def phases(layout: Training) -> tuple[MemoryPhase, ...]:
     # the type it came in. What replicas of a slice reduce layer by layer comes out of one message,
     # and keeps the order of its dimensions.
     at_once = layout.microbatches == 1
-    single = at_once & (layout.devices_along(REPLICA_AXES) == 1)
+    single = at_once & (layout.devices_along(mesh_axes.REPLICA_AXES) == 1)
     size = np.where(single, layout.gradient_bytes, ACCUMULATION_BYTES)
     in_order = layout.over_layers(
         lambda block: sum(layout.stored_elements(m.weight, in_order=True) for m in block.matmuls)
@@ -60,8 +53,8 @@ def phases(layout: Training) -> tuple[MemoryPhase, ...]:
     # exchange something in each layer, the compiler takes the first layer out of the loop and
     # casts again, all but the attention's last matrix, which it also turns.
     turned = layout.over_layers(lambda block: layout.stored_elements(block.attention.output.weight))
-    one_replica = layout.mesh[SLICE_REPLICAS] == 1
-    unshared = layout.devices_along(SHARED_OVER_DCN) == 1
+    one_replica = layout.mesh[mesh_axes.SLICE_REPLICAS] == 1
+    unshared = layout.devices_along(mesh_axes.SHARED_OVER_DCN) == 1
     casts_once = unshared & (one_replica | (layout.microbatches > 1))
     waiting = np.where(casts_once, layout.stored_layer_elements, turned)
     saved = [*resting, _copy_line(layout, waiting), *kept]
@@ -220,7 +213,9 @@ def _mlp_lines(
 ) -> list[LedgerLine]:
     """The MLP's backward pass, with what the attention's needs, `stages` and inner tensors."""
     # Where slices share weights, the last matrix is there twice: for the pass, and as it arrived.
-    twice = (layout.devices_along(SHARED_OVER_DCN) > 1) * layout.elements(block.mlp.output.weight)
+    twice = (layout.devices_along(mesh_axes.SHARED_OVER_DCN) > 1) * layout.elements(
+        block.mlp.output.weight
+    )
     # All of the attention where its kernel runs again for the MLP's input. Where the result is
     # kept, the rest is made again later. Chips whose sums overlap products make it first, and turn
     # the kept result.
@@ -348,7 +343,7 @@ def _attention_lines(layout: Training, block: Block) -> list[LedgerLine]:
 
 def _resting_lines(layout: Training) -> list[LedgerLine]:
     """State that a device holds all through the step; copies and padding have their own lines."""
-    split = layout.ways(GATHERED)
+    split = layout.ways(mesh_axes.GATHERED)
     copied = layout.copied_heads * layout.layer_elements_of_a_head / split
     words = [table for table in layout.network.tables if table is not layout.network.positions]
     filled = len(words) * layout.table_padding_elements / split
@@ -380,8 +375,8 @@ def _other_moment_lines(layout: Training) -> list[LedgerLine]:
         """Adafactor's means of a matrix's rows and columns, or of those of all its experts."""
         sizes = {size.axis: layout.stored_size(size) for size in weight.dimensions}
         experts = sizes.pop(EXPERTS, 1)
-        rows = prod(size for axis, size in sizes.items() if axis in GATHERED_AXES)
-        columns = prod(size for axis, size in sizes.items() if axis not in GATHERED_AXES)
+        rows = prod(size for axis, size in sizes.items() if axis in mesh_axes.GATHERED_AXES)
+        columns = prod(size for axis, size in sizes.items() if axis not in mesh_axes.GATHERED_AXES)
         return experts * (rows + columns)
 
     size: float = _FP32_BYTES
@@ -412,7 +407,7 @@ def activation_bytes(layout: Training, treatment: Treatment) -> Number:
 
 def _arrival_lines(layout: Training) -> list[LedgerLine]:
     """The unembedding in both orders of its rows, where a device's do not fill sublanes."""
-    rows = layout.model.d_model / layout.devices_along(GROUPS["weights"])
+    rows = layout.model.d_model / layout.devices_along(mesh_axes.GROUPS["weights"])
     padded = whole(rows, layout.tile[0])
     if np.all(padded == rows):
         return []

@@ -13,17 +13,11 @@ from orchestrator import catalog
 from orchestrator.catalog.chips import Chip, Topology
 from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN
 from orchestrator.network.rematerialization import AUTO
-from orchestrator.planning import flops
+from orchestrator.planning import flops, search
 from orchestrator.planning.feasibility import placements, sharing, sizes_by_name, usable_axes
 from orchestrator.planning.forecast import forecast
 from orchestrator.planning.layout import DTYPE_BYTES, moment_bytes
 from orchestrator.planning.many_slices import best_of_slices
-from orchestrator.planning.search import (
-    SearchRequest,
-    layout_of_choice,
-    multiple_of,
-    search_request,
-)
 from orchestrator.planning.torus import Ints, axis_sizes, count_placements, divisors, make_torus
 from orchestrator.values.model import Model
 from orchestrator.values.plan import Suggestion
@@ -104,7 +98,7 @@ class _Nearby:
         model = other.experiment.model
         if not within_limits(other):
             return None, 0.0, False
-        request = search_request(other)
+        request = search.search_request(other)
         # What follows saves the search of what it would refuse too.
         times = state_bytes(other.experiment) / memory_that_shares(request)
         if times > 1 or not divides(request):
@@ -113,7 +107,7 @@ class _Nearby:
         [choice] = best_of_slices([request])
         if choice is None:
             return None, times, True
-        predicted = forecast(layout_of_choice(request, choice), other)
+        predicted = forecast(search.layout_of_choice(request, choice), other)
         suggestion = Suggestion(
             overrides=overrides(change),
             chip=request.chip.name,
@@ -145,7 +139,7 @@ def state_bytes(experiment: Experiment) -> float:
     return each * flops.parameters(experiment.model)
 
 
-def divides(request: SearchRequest) -> bool:
+def divides(request: search.SearchRequest) -> bool:
     """Whether a pod's devices may divide sequences, positions and heads: no mesh splits more."""
     batch, heads = request.experiment.batch, request.experiment.model.heads
     parts = batch.sequences // request.pods * batch.length * heads
@@ -154,7 +148,7 @@ def divides(request: SearchRequest) -> bool:
     return shared and (bool(batch.tolerance) or even)
 
 
-def memory_that_shares(request: SearchRequest) -> float:
+def memory_that_shares(request: search.SearchRequest) -> float:
     """Return what programs may use of all devices that share one replica of the weights."""
     devices = request.torus.devices * prod(sharing(request.mesh).values())
     return devices * request.chip.hbm_usable_bytes.value
@@ -235,7 +229,7 @@ def _worthwhile(found: Collection[Suggestion]) -> tuple[Suggestion, ...]:
 
 def _other_meshes(near: _Nearby) -> Iterator[Suggestion]:
     """Yield the sizes nearest to the requested ones by ratio, then what the search chooses."""
-    request = search_request(near.changed)
+    request = search.search_request(near.changed)
     requested = requested_axes(request.mesh)
     if not requested:
         return
@@ -254,7 +248,7 @@ def requested_axes(mesh: MeshRequest) -> dict[str, int]:
     return {axis: size for axis in ICI_AXES if (size := getattr(mesh, axis))}
 
 
-def all_meshes(request: SearchRequest, mesh: MeshRequest) -> Ints:
+def all_meshes(request: search.SearchRequest, mesh: MeshRequest) -> Ints:
     """Return the meshes that the model and these sizes allow, whatever the batch."""
     model, length = request.experiment.model, request.experiment.batch.length
     factors = placements(request.torus, model, length, mesh, _ANY_REPLICAS)
@@ -293,13 +287,13 @@ def _other_batches(near: _Nearby) -> Iterator[Suggestion]:
         sides = [smaller, [batch.sequences * 2**power for power in powers]]
     else:
         # Batches that a mesh of these devices divides.
-        request = search_request(spec)
-        multiples = multiple_of(request, sizes_by_name(all_meshes(request, request.mesh)))
+        request = search.search_request(spec)
+        multiples = search.multiple_of(request, sizes_by_name(all_meshes(request, request.mesh)))
         unique = np.unique(multiples).tolist()
         below = {batch.sequences // multiple * multiple for multiple in unique} - {0}
         above = {-(-batch.sequences // multiple) * multiple for multiple in unique}
         tolerance = {"experiment.batch.tolerance": max(_NEAR, batch.tolerance)}
-        nearby = search_request(changed(spec, tolerance))
+        nearby = search.search_request(changed(spec, tolerance))
         [fastest] = best_of_slices([nearby])
         sides = [
             sorted(below, reverse=True)[:_NEXT],

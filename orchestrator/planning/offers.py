@@ -10,9 +10,8 @@ from typing import Literal
 from orchestrator import catalog
 from orchestrator.errors import SpecError
 from orchestrator.formatting import DAY_S, HOUR_S
-from orchestrator.goodput.losses import odds_below
-from orchestrator.goodput.outlook import change_s
-from orchestrator.planning import flops, forecast, nearest_specs
+from orchestrator.goodput.losses import change_s, odds_below
+from orchestrator.planning import flops, forecast, nearest_specs, search
 from orchestrator.planning.feasibility import batch_range, sizes_by_name
 from orchestrator.planning.many_slices import best_of_slices
 from orchestrator.planning.plan_warnings import (
@@ -21,13 +20,6 @@ from orchestrator.planning.plan_warnings import (
     critical_batch_tokens,
 )
 from orchestrator.planning.planner import stage_specs
-from orchestrator.planning.search import (
-    Choice,
-    SearchRequest,
-    layout_of_choice,
-    multiple_of,
-    search_request,
-)
 from orchestrator.planning.step_work import step_work
 from orchestrator.planning.time import step_time, time_lines
 from orchestrator.values.codec import Value
@@ -161,7 +153,7 @@ class UnknownCost(SpecError):
 class _Candidate:
     spec: Spec
     change: nearest_specs.Change
-    request: SearchRequest
+    request: search.SearchRequest
     days_at_best: float
 
 
@@ -192,7 +184,7 @@ def make_offers(spec: Spec, wanted: OfferRequest) -> Offers:
         for i, candidate in enumerate(stage):
             if reasons[i] is None:
                 searched.setdefault(candidate.request.chip.name, []).append(i)
-        choices: dict[int, Choice | None] = {}
+        choices: dict[int, search.Choice | None] = {}
         for places in searched.values():
             found = best_of_slices([stage[i].request for i in places])
             choices |= dict(zip(places, found, strict=True))
@@ -230,7 +222,7 @@ def _candidates(spec: Spec, wanted: OfferRequest) -> Iterator[_Candidate]:
             if price is not None and price != forecast.price_of(chip, other.resources):
                 change[nearest_specs.PRICE] = price
                 other = nearest_specs.changed(spec, change)
-            request, experiment = search_request(other), other.experiment
+            request, experiment = search.search_request(other), other.experiment
             # Days at the peak of all chips: no plan takes less. Infinite where no peak is known.
             days, peak = inf, chip.peak_flops_per_s.get(experiment.precision.compute)
             if peak is not None:
@@ -271,12 +263,12 @@ def _reason_at_once(
     return None if nearest_specs.divides(request) else _batch_reason(request)
 
 
-def _reason_after_search(request: SearchRequest) -> OfferReason:
+def _reason_after_search(request: search.SearchRequest) -> OfferReason:
     batch = request.experiment.batch
     meshes = nearest_specs.all_meshes(request, request.mesh)
     if not len(meshes):
         return _reason("no_mesh", devices=request.torus.devices)
-    multiples = multiple_of(request, sizes_by_name(meshes))
+    multiples = search.multiple_of(request, sizes_by_name(meshes))
     low, high = batch_range(batch)
     if multiples.min() > high:
         return _reason("too_few_sequences", sequences=batch.sequences, least=int(multiples.min()))
@@ -286,7 +278,7 @@ def _reason_after_search(request: SearchRequest) -> OfferReason:
     return _reason("memory", usable_bytes=usable * request.torus.devices)
 
 
-def _batch_reason(request: SearchRequest) -> OfferReason:
+def _batch_reason(request: search.SearchRequest) -> OfferReason:
     return _reason(
         "batch_not_divisible",
         sequences=request.experiment.batch.sequences,
@@ -301,7 +293,7 @@ def _reason(code: OfferReasonCode, **figures: int | float | str) -> OfferReason:
 
 def _stage_offer(
     candidate: _Candidate,
-    choice: Choice | None,
+    choice: search.Choice | None,
     reason: OfferReason | None,
     wanted: OfferRequest,
 ) -> _StageOffer:
@@ -319,7 +311,7 @@ def _stage_offer(
     )
     if choice is None:
         return replace(offer, reason=reason or _reason_after_search(request)), 0.0, 0.0
-    layout = layout_of_choice(request, choice)
+    layout = search.layout_of_choice(request, choice)
     lines = time_lines(layout)
     work = step_work(layout, lines)
     step_s = forecast.step_bounds(layout, lines, step_time(layout, lines), work)
@@ -368,7 +360,7 @@ def _joined(stages: Sequence[_StageOffer], wanted: OfferRequest) -> Offer:
         longest,
         days=days,
         dollars=dollars,
-        odds=odds_of(
+        odds=_odds_of(
             days, dollars, wanted.by_days, wanted.budget_dollars, extrapolates=bool(farthest)
         ),
         extrapolations=tuple(farthest.values()),
@@ -453,7 +445,7 @@ def chance(estimate: Estimate, limit: float, *, extrapolates: bool) -> float | N
     return known if limit >= estimate.lower else 0.0
 
 
-def odds_of(
+def _odds_of(
     days: Estimate,
     dollars: Estimate | None,
     by_days: float | None,

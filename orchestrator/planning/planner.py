@@ -9,57 +9,27 @@ from math import prod
 from orchestrator import catalog
 from orchestrator.errors import SpecError
 from orchestrator.formatting import DAY_S, HOUR_S
-from orchestrator.goodput.outlook import StagePart, change_s, over_stages
+from orchestrator.goodput.losses import StagePart, change_s, over_stages
 from orchestrator.network.mesh_axes import AXES, DCN_AXES, GROUPS, ICI_AXES, in_use
 from orchestrator.network.rematerialization import AUTO
-from orchestrator.planning import flops, search
+from orchestrator.planning import flops, nearest_specs, plan_warnings, search
 from orchestrator.planning.collectives import per_layer
 from orchestrator.planning.forecast import add, forecast, plus, typical
 from orchestrator.planning.infeasible import Infeasible, infeasible
 from orchestrator.planning.layout import Training
-from orchestrator.planning.nearest_specs import (
-    MESH,
-    MICROBATCHES,
-    MOMENTS,
-    REMAT,
-    SEQUENCES,
-    Change,
-    changed,
-    overrides,
-    within_limits,
-)
-from orchestrator.planning.plan_warnings import (
-    LEDGER_TRAINER,
-    all_warnings,
-    interval_warnings,
-    run_warnings,
-)
 from orchestrator.planning.ranking import RULE, RankedChoice, ranked_choices
 from orchestrator.planning.torus import spans_of
+from orchestrator.values import plan as values
 from orchestrator.values.model import Model
-from orchestrator.values.plan import (
-    PLAN_SCHEMA,
-    DeviceGroup,
-    LedgerLine,
-    MeshAxis,
-    Plan,
-    PlannedBatch,
-    PlannedModel,
-    PlanWarning,
-    SearchSummary,
-    StageSpan,
-    experiment_digest,
-    plan_digest,
-)
 from orchestrator.values.spec import Batch, MeshRequest, Pods, Spec
 
 
-def make_plan(spec: Spec) -> Plan:
+def make_plan(spec: Spec) -> values.Plan:
     """Return the fastest realizable plan of a spec, or raise `Infeasible` with the reasons."""
     return make_plans(spec, 1)[0]
 
 
-def make_plans(spec: Spec, most: int) -> list[Plan]:
+def make_plans(spec: Spec, most: int) -> list[values.Plan]:
     """Return the plan of a spec, then its runners-up of other kinds; with stages there are none."""
     if spec.experiment.stages:
         return [joined(spec, placed(spec, list(_stage_plans(spec))))]
@@ -77,25 +47,26 @@ _UNWANTED = {"large_batch", "no_memory_margin"}
 
 
 # A line, the share of it per token that a change cuts, the overrides, and their plan.
-LineCut = tuple[LedgerLine, float, tuple[str, ...], Plan]
+LineCut = tuple[values.LedgerLine, float, tuple[str, ...], values.Plan]
 
 
-def line_cut(spec: Spec, plan: Plan) -> LineCut | None:
+def line_cut(spec: Spec, plan: values.Plan) -> LineCut | None:
     """Return the costliest line that one of a few changes cuts; None where none helps. Each change
     is planned, and the run must end earlier with it. A run in stages has no such line.
     """
     experiment, resources = spec.experiment, spec.resources
-    changes: list[tuple[Change, bool]] = [
-        ({SEQUENCES: 2 * experiment.batch.sequences}, True),
-        ({MOMENTS: "bf16"}, experiment.precision.optimizer != "bf16"),
-        ({REMAT: AUTO}, experiment.remat != AUTO),
-        ({MESH: AUTO}, resources.mesh != MeshRequest()),
-        ({MICROBATCHES: AUTO}, experiment.batch.microbatches is not None),
+    changes: list[tuple[nearest_specs.Change, bool]] = [
+        ({nearest_specs.SEQUENCES: 2 * experiment.batch.sequences}, True),
+        ({nearest_specs.MOMENTS: "bf16"}, experiment.precision.optimizer != "bf16"),
+        ({nearest_specs.REMAT: AUTO}, experiment.remat != AUTO),
+        ({nearest_specs.MESH: AUTO}, resources.mesh != MeshRequest()),
+        ({nearest_specs.MICROBATCHES: AUTO}, experiment.batch.microbatches is not None),
     ]
-    warned, made = {each.code for each in plan.warnings}, list[tuple[Change, Plan]]()
+    warned = {each.code for each in plan.warnings}
+    made: list[tuple[nearest_specs.Change, values.Plan]] = []
     for change, differs in changes if not plan.stages else ():
-        wanted = changed(spec, change)
-        if differs and within_limits(wanted):
+        wanted = nearest_specs.changed(spec, change)
+        if differs and nearest_specs.within_limits(wanted):
             with suppress(SpecError):
                 made.append((change, make_plan(wanted)))
     days = (1 - _GAIN) * plan.forecast.days.likeliest
@@ -115,11 +86,11 @@ def line_cut(spec: Spec, plan: Plan) -> LineCut | None:
         share, number = max(cuts, default=(0.0, 0))
         if share > _CUT and line.value > _LINE * plan.forecast.step_s.likeliest:
             change, other = better[-number]
-            return line, share, overrides(change), other
+            return line, share, nearest_specs.overrides(change), other
     return None
 
 
-def make_stage_plans(spec: Spec, number: int, most: int) -> list[Plan]:
+def make_stage_plans(spec: Spec, number: int, most: int) -> list[values.Plan]:
     """Return the plan of one stage in its place in the run, and its runners-up."""
     others, before = list(_stage_plans(spec)), number - 1
     runs = (
@@ -129,7 +100,7 @@ def make_stage_plans(spec: Spec, number: int, most: int) -> list[Plan]:
     return [placed(spec, plans)[before] for plans in runs]
 
 
-def _stage_plans(spec: Spec) -> Iterator[Plan]:
+def _stage_plans(spec: Spec) -> Iterator[values.Plan]:
     """Yield a plan for each stage, as if it were the only one."""
     specs = stage_specs(spec)
     for number, stage in enumerate(specs, start=1):
@@ -141,21 +112,21 @@ def _stage_plans(spec: Spec) -> Iterator[Plan]:
 
 def _write_plan(
     spec: Spec, request: search.SearchRequest, result: search.SearchResult, ranked: RankedChoice
-) -> Plan:
+) -> values.Plan:
     choice = ranked.choice
     layout = search.layout_of_choice(request, choice)
     experiment, pods = spec.experiment, request.pods
     model, batch = experiment.model, experiment.batch
     axes, groups = _axes_and_groups(request, choice, layout)
-    plan = Plan(
-        schema=PLAN_SCHEMA,
+    plan = values.Plan(
+        schema=values.PLAN_SCHEMA,
         digest="",
         name=spec.name,
         trainer=spec.run.trainer,
-        ledger_describes_trainer=spec.run.trainer == LEDGER_TRAINER,
-        spec_digest=experiment_digest(experiment),
+        ledger_describes_trainer=spec.run.trainer == plan_warnings.LEDGER_TRAINER,
+        spec_digest=values.experiment_digest(experiment),
         overrides=spec.overrides,
-        model=PlannedModel(
+        model=values.PlannedModel(
             **{field.name: getattr(model, field.name) for field in fields(Model)},
             parameters=flops.parameters(model),
             active_parameters=flops.active_parameters(model),
@@ -185,7 +156,7 @@ def _write_plan(
         loss_gradient="per_chunk" if layout.sums_loss_by_chunk else "at_end",
         chip_profile=None,
         forecast=forecast(layout, spec),
-        search=SearchSummary(
+        search=values.SearchSummary(
             enumerated=result.enumerated,
             realizable=result.realizable,
             priced=len(result.candidates),
@@ -195,12 +166,12 @@ def _write_plan(
         warnings=(),
         choice=spec.choice,
     )
-    warnings = tuple(all_warnings(plan, spec, request, result))
-    return replace(plan, digest=plan_digest(plan), warnings=warnings)
+    warnings = tuple(plan_warnings.all_warnings(plan, spec, request, result))
+    return replace(plan, digest=values.plan_digest(plan), warnings=warnings)
 
 
-def _planned_batch(requested: Batch, layout: Training) -> PlannedBatch:
-    return PlannedBatch(
+def _planned_batch(requested: Batch, layout: Training) -> values.PlannedBatch:
+    return values.PlannedBatch(
         sequences=layout.sequences,
         length=layout.length,
         tokens=layout.sequences * layout.length,
@@ -212,20 +183,20 @@ def _planned_batch(requested: Batch, layout: Training) -> PlannedBatch:
 
 def _axes_and_groups(
     request: search.SearchRequest, choice: search.Choice, layout: Training
-) -> tuple[tuple[MeshAxis, ...], dict[str, DeviceGroup]]:
+) -> tuple[tuple[values.MeshAxis, ...], dict[str, values.DeviceGroup]]:
     """Return mesh axes, outermost first, and groups of several devices, with their torus axes."""
     factors, moe = search.factors_of(choice)[0], layout.model.moe
     between = [
-        MeshAxis(name=axis, size=size, link="dcn", spans=())
+        values.MeshAxis(name=axis, size=size, link="dcn", spans=())
         for axis, size in search.slice_sizes(request).items()
     ]
     inside = [
-        MeshAxis(name=axis, size=choice.mesh[axis], link="ici",
+        values.MeshAxis(name=axis, size=choice.mesh[axis], link="ici",
                  spans=spans_of(request.torus, factors, (axis,)))
         for axis in ICI_AXES
     ]  # fmt: skip
     groups = {
-        name: DeviceGroup(
+        name: values.DeviceGroup(
             axes=in_use(axes, choice.mesh),
             size=prod(choice.mesh[axis] for axis in axes),
             link="ici",
@@ -235,7 +206,7 @@ def _axes_and_groups(
         for name, axes in GROUPS.items()
     }
     for axis in DCN_AXES:
-        groups[axis] = DeviceGroup(
+        groups[axis] = values.DeviceGroup(
             axes=(axis,), size=layout.mesh[axis], link="dcn", spans=(),
             bytes_per_s=layout.links.bytes_per_s(axis),
         )  # fmt: skip
@@ -260,7 +231,7 @@ def _compiler_options(
 _TOLERANCES = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 
 
-def plan_on(spec: Spec, plan: Plan, pods: int) -> Plan:
+def plan_on(spec: Spec, plan: values.Plan, pods: int) -> values.Plan:
     """Return the plan on `pods` pods, with the same batch if a mesh divides it, by more
     accumulation than was requested; otherwise with the nearest batch that has a plan.
     """
@@ -284,7 +255,7 @@ def plan_on(spec: Spec, plan: Plan, pods: int) -> Plan:
             # It is the same experiment and stage, and the batch that was requested.
             requested = replace(other.batch, requested_sequences=plan.batch.requested_sequences)
             other = replace(other, spec_digest=plan.spec_digest, batch=requested, stage=plan.stage)
-            return replace(other, digest=plan_digest(other))
+            return replace(other, digest=values.plan_digest(other))
     raise last_error
 
 
@@ -328,9 +299,9 @@ def explained_stage(spec: Spec, number: int | None) -> Spec:
     return replace(stage_spec(spec, number), name=f"{spec.name}, stage {number} of {len(specs)}")
 
 
-def placed(spec: Spec, plans: Sequence[Plan]) -> list[Plan]:
+def placed(spec: Spec, plans: Sequence[values.Plan]) -> list[values.Plan]:
     """Return the plans of all stages with their places in the run, from plans of each by itself."""
-    identity, stages = experiment_digest(spec.experiment), spec.experiment.stages
+    identity, stages = values.experiment_digest(spec.experiment), spec.experiment.stages
     ends = [0]
     for plan in plans:
         ends.append(ends[-1] + plan.total_steps)
@@ -340,7 +311,7 @@ def placed(spec: Spec, plans: Sequence[Plan]) -> list[Plan]:
         schedule = max(begin for begin in begins if begin <= n)
         after = min((begin for begin in begins if begin > n), default=len(plans))
         same_data = [other for other in plans[:n] if other.data.path == plan.data.path]
-        span = StageSpan(
+        span = values.StageSpan(
             number=n + 1,
             of=len(plans),
             first_step=ends[n],
@@ -350,14 +321,14 @@ def placed(spec: Spec, plans: Sequence[Plan]) -> list[Plan]:
             first_token=sum(other.total_steps * other.batch.tokens for other in same_data),
         )
         # Warnings that depend on the length of the run belong to the whole run.
-        of_run = run_warnings(plan)
+        of_run = plan_warnings.run_warnings(plan)
         own = tuple(warning for warning in plan.warnings if warning not in of_run)
         placed_plan = replace(plan, spec_digest=identity, stage=span, warnings=own)
-        placed_plans.append(replace(placed_plan, digest=plan_digest(placed_plan)))
+        placed_plans.append(replace(placed_plan, digest=values.plan_digest(placed_plan)))
     return placed_plans
 
 
-def joined(spec: Spec, stages: Sequence[Plan]) -> Plan:
+def joined(spec: Spec, stages: Sequence[values.Plan]) -> values.Plan:
     """Return the plan of the whole run from those of its stages, each in its place."""
     # The forecast of the first stage, with the time and the money of all, and with what binds the
     # longest. What is unknown about one stage is unknown about all: ends of intervals add up.
@@ -397,7 +368,7 @@ def joined(spec: Spec, stages: Sequence[Plan]) -> Plan:
     )
     # Each warning once, and an axis as far beyond as it gets. The interval between saves is one for
     # all stages: the run itself has that warning.
-    clearest: dict[object, tuple[float, PlanWarning]] = {}
+    clearest: dict[object, tuple[float, values.PlanWarning]] = {}
     for warning in chain.from_iterable(stage.warnings for stage in stages):
         figures, beyond = warning.figures, 0.0
         key: object = (warning.code, tuple(figures.items()))
@@ -409,5 +380,5 @@ def joined(spec: Spec, stages: Sequence[Plan]) -> Plan:
         if key not in clearest or beyond > clearest[key][0]:
             clearest[key] = (beyond, warning)
     once = [warning for _, warning in clearest.values()]
-    warnings = (*once, *interval_warnings(whole), *run_warnings(whole))
-    return replace(whole, digest=plan_digest(whole), warnings=warnings)
+    warnings = (*once, *plan_warnings.interval_warnings(whole), *plan_warnings.run_warnings(whole))
+    return replace(whole, digest=values.plan_digest(whole), warnings=warnings)

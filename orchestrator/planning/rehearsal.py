@@ -13,20 +13,11 @@ from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN, ways
 from orchestrator.network.mlp import expert_d_ff
 from orchestrator.planning.planner import make_plan
+from orchestrator.values import spec as values
 from orchestrator.values.codec import Value
 from orchestrator.values.model import LatentDimensions, MixtureOfExperts, Model
 from orchestrator.values.plan import Plan
-from orchestrator.values.run_options import RunOptions
-from orchestrator.values.spec import (
-    Batch,
-    DataSource,
-    Experiment,
-    MeshRequest,
-    Pods,
-    Resources,
-    Spec,
-    TrainingStage,
-)
+from orchestrator.values.spec import RunOptions
 
 MOST_PODS = 8
 _SMALLER, _LONGEST_NAME = "-rehearsal", 52  # a name of a model has at most 63 letters
@@ -44,14 +35,14 @@ _PRIORITY = ("fsdp", "tensor", "sequence", "data")
 
 
 class _Rehearsal(Value):
-    spec: Spec
+    spec: values.Spec
     plan: Plan
     steps: int
     changes: tuple[str, ...]
 
 
 def rehearse(
-    spec: Spec, plan: Plan, *, steps: int = _STEPS, devices: int | None = None
+    spec: values.Spec, plan: Plan, *, steps: int = _STEPS, devices: int | None = None
 ) -> _Rehearsal:
     """Return the rehearsal of a plan: up to eight pods with `devices` devices each, or with those
     of the smallest slice that has at least four.
@@ -70,7 +61,7 @@ def rehearse(
     if model.vocab != full.model.vocab:
         # A token of the smaller vocabulary, so that documents are rehearsed too.
         separator = data.separator
-        data = DataSource(separator=None if separator is None else separator % model.vocab)
+        data = values.DataSource(separator=None if separator is None else separator % model.vocab)
     experiment = replace(
         full,
         model=model,
@@ -83,7 +74,7 @@ def rehearse(
         start=full.start if _is_small(plan) else None,
     )
     if plan.stages:
-        requests = [MeshRequest(**shared, **sizes) for sizes in meshes]
+        requests = [values.MeshRequest(**shared, **sizes) for sizes in meshes]
         experiment = _with_stages(experiment, plan, pods, requests)
         steps = max(steps, len(plan.stages))  # each has one
     # As often as the run saves, in proportion to the steps.
@@ -93,12 +84,12 @@ def rehearse(
     small = replace(
         spec,
         experiment=experiment,
-        resources=Resources(
+        resources=values.Resources(
             chip=plan.chip,
             chip_definition=plan.chip_definition,
             topology=str(topology),
-            pods=Pods(min=min(spec.resources.pods.min, pods), max=pods),
-            mesh=MeshRequest(**meshes[0], **shared),
+            pods=values.Pods(min=min(spec.resources.pods.min, pods), max=pods),
+            mesh=values.MeshRequest(**meshes[0], **shared),
             goodput=spec.resources.goodput,
             failures=spec.resources.failures,
         ),
@@ -113,7 +104,9 @@ def rehearse(
     return _Rehearsal(spec=small, plan=copy, steps=steps, changes=tuple(changes))
 
 
-def _run(spec: Spec, experiment: Experiment, steps: int, save_every: int) -> RunOptions:
+def _run(
+    spec: values.Spec, experiment: values.Experiment, steps: int, save_every: int
+) -> RunOptions:
     """Return the run with saves and evaluations within its few steps."""
     sources = (experiment.data, *(stage.data for stage in experiment.stages))
     evaluation = spec.run.evaluation
@@ -130,8 +123,8 @@ def _run(spec: Spec, experiment: Experiment, steps: int, save_every: int) -> Run
 
 
 def _with_stages(
-    small: Experiment, plan: Plan, pods: int, meshes: Sequence[MeshRequest]
-) -> Experiment:
+    small: values.Experiment, plan: Plan, pods: int, meshes: Sequence[values.MeshRequest]
+) -> values.Experiment:
     """Return the experiment with every stage on its own axes; stages share the steps."""
     steps, count = small.tokens // small.batch.sequences // small.batch.length, len(plan.stages)
     stages = []
@@ -140,7 +133,7 @@ def _with_stages(
         own = max(steps // count + (number < steps % count), 1)
         warmup = min(stage.optimizer.warmup_steps, ceil(own / 4))
         stages.append(
-            TrainingStage(
+            values.TrainingStage(
                 tokens=own * batch.sequences * batch.length,
                 batch=batch,
                 optimizer=replace(stage.optimizer, warmup_steps=warmup),
@@ -257,18 +250,17 @@ def _is_small(plan: Plan) -> bool:
 
 
 def _multiple(value: float, factor: int) -> int:
-    """Return the nearest multiple of a factor, at least the factor itself."""
     return max(1, round(value / factor)) * factor
 
 
-def _batch(plan: Plan, pods: int, mesh: dict[str, int]) -> Batch:
+def _batch(plan: Plan, pods: int, mesh: dict[str, int]) -> values.Batch:
     replicas, each = pods * ways(mesh, "batch"), plan.batch.sequences_per_replica
     if _is_small(plan):
-        return Batch(sequences=replicas * each, length=plan.batch.length)
+        return values.Batch(sequences=replicas * each, length=plan.batch.length)
     zigzag = ways(mesh, "residual_length") * 2
     length = min(plan.batch.length, _LENGTH)
     length = max(length - length % zigzag, zigzag)
-    return Batch(sequences=replicas * min(each, _SEQUENCES_PER_REPLICA), length=length)
+    return values.Batch(sequences=replicas * min(each, _SEQUENCES_PER_REPLICA), length=length)
 
 
 def _changes(plan: Plan, copy: Plan) -> Iterator[str]:

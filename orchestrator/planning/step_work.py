@@ -11,14 +11,7 @@ import numpy as np
 
 from orchestrator.catalog.chips import Chip
 from orchestrator.catalog.published import shared_efficiency
-from orchestrator.network.description import (
-    MLP,
-    Attention,
-    Block,
-    LatentAttention,
-    Mixture,
-    Tensor,
-)
+from orchestrator.network import description
 from orchestrator.network.mesh_axes import DCN_AXES, EXPERT_EXCHANGES, GROUPS, SHARED_OVER_DCN
 from orchestrator.planning import flops
 from orchestrator.planning.layout import Layout, Number, Training, whole
@@ -221,12 +214,14 @@ def _quantization_bytes(layout: Training) -> Number:
     if layout.precision.compute == layout.activation_type:
         return 0.0
 
-    def elements(block: Block) -> Number:
+    def elements(block: description.Block) -> Number:
         """Elements of a token: inputs, gradients of results, and the inputs that are made again."""
         total: Number = 0.0
         for part in block.sublayers:
-            between = part.result if isinstance(part, Attention) else part.inputs[-1].output
-            rows = layout.buffer_of_token if isinstance(part, Mixture) else 1
+            between = (
+                part.result if isinstance(part, description.Attention) else part.inputs[-1].output
+            )
+            rows = layout.buffer_of_token if isinstance(part, description.Mixture) else 1
             streams, made = rows * layout.model.d_model, _width(layout, between)
             results = sum(_width(layout, matmul.output) for matmul in part.inputs)
             again = layout.remat.share(part.inputs[-1].output.name, "recompute")
@@ -243,8 +238,8 @@ def row_moves(layout: Training) -> Number:
     if moe is None:
         return 0.0
 
-    def moves(block: Block) -> Number:
-        if not isinstance(block.mlp, Mixture):
+    def moves(block: description.Block) -> Number:
+        if not isinstance(block.mlp, description.Mixture):
             return 0.0
         repeated = layout.remat.share(block.mlp.inputs[-1].output.name, "recompute")
         return _ROW_MOVES + repeated
@@ -252,7 +247,7 @@ def row_moves(layout: Training) -> Number:
     return layout.step_tokens * moe.top_k * layout.over_layers(moves)
 
 
-def _touched_elements(layout: Training, block: Block) -> Number:
+def _touched_elements(layout: Training, block: description.Block) -> Number:
     """Elements of a token that a block's operations between its matmuls read and write."""
     attention, mlp = block.attention, block.mlp
     query, key = (matmul.output for matmul in attention.inputs[:2])
@@ -261,10 +256,10 @@ def _touched_elements(layout: Training, block: Block) -> Number:
     stream = touches * layout.model.d_model / layout.devices_along(GROUPS["tensor"])
     up = mlp.inputs[-1].output
     hidden = _hidden_elements(layout, mlp)
-    if isinstance(mlp, Mixture):
+    if isinstance(mlp, description.Mixture):
         hidden += _ROUTED_TOUCHES * layout.buffer_of_token * layout.model.d_model
         hidden += _hidden_elements(layout, mlp.shared) if mlp.shared else 0
-    if isinstance(attention, LatentAttention):
+    if isinstance(attention, description.LatentAttention):
         stream += _NORM_TOUCHES * attention.latent_width / layout.devices_along(GROUPS["tensor"])
     heads = layout.size(query.dimensions[0]) + layout.size(key.dimensions[0])
     turned = _ROTATION_TOUCHES * (attention.rotary is not None)
@@ -282,12 +277,12 @@ def _touched_elements(layout: Training, block: Block) -> Number:
     )
 
 
-def _hidden_elements(layout: Layout, mlp: MLP) -> Number:
+def _hidden_elements(layout: Layout, mlp: description.MLP) -> Number:
     """What the activation function of an MLP reads and writes."""
     return (len(mlp.inputs) + 1) * _width(layout, mlp.inputs[-1].output)
 
 
-def _width(layout: Layout, tensor: Tensor) -> Number:
+def _width(layout: Layout, tensor: description.Tensor) -> Number:
     return prod(layout.size(dimension) for dimension in tensor.dimensions)
 
 

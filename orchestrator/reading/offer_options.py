@@ -119,7 +119,6 @@ def deadline_ahead(deadline: str | None, today: datetime.date) -> float | None:
 
 
 def days_to_deadline(deadline: str, today: datetime.date) -> float:
-    """Return the days from today until a deadline of a spec; 0 when it is past."""
     return max(_days(deadline, today) or 0.0, 0.0)
 
 

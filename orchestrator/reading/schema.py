@@ -16,20 +16,8 @@ from orchestrator import catalog
 from orchestrator.catalog.chips import Chip
 from orchestrator.network.rematerialization import POLICIES
 from orchestrator.reading.nodes import MOST, JsonScalar, Mapping, Node, SequenceNode
+from orchestrator.values import codec
 from orchestrator.values import spec as specs
-from orchestrator.values.codec import (
-    AfterFailure,
-    AxisSize,
-    Microbatches,
-    Name,
-    PodCount,
-    PositiveInteger,
-    Scaling,
-    StudyKind,
-    Text,
-    Value,
-    about,
-)
 from orchestrator.values.model import Model
 from orchestrator.values.spec import Spec
 
@@ -40,11 +28,11 @@ Schema = dict[str, Any]
 _Sequences = Annotated[int, Meta(ge=1, le=10_000_000)]
 _Length = Annotated[
     Annotated[int, Meta(ge=1, le=100_000_000)] | None,
-    about(8192, description="The number of tokens in a sequence; as before when left out."),
+    codec.about(8192, description="The number of tokens in a sequence; as before when left out."),
 ]
 
 
-class _HuggingFaceModel(Value):
+class _HuggingFaceModel(codec.Value):
     """A model that a Hugging Face config.json describes.
 
     Attributes:
@@ -52,21 +40,21 @@ class _HuggingFaceModel(Value):
         name: The name of the model in plans; the config's model_type when left out.
     """
 
-    huggingface: Annotated[Text, about("config.json")]
-    name: Name | None = None
+    huggingface: Annotated[codec.Text, codec.about("config.json")]
+    name: codec.Name | None = None
 
 
-class _ChipFile(Value):
+class _ChipFile(codec.Value):
     """A chip of one's own.
 
     Attributes:
         file: The path of the chip's TOML file, from the spec.
     """
 
-    file: Annotated[Text, about("my-chip.toml")]
+    file: Annotated[codec.Text, codec.about("my-chip.toml")]
 
 
-class _StageBatch(Value):
+class _StageBatch(codec.Value):
     """The batch of a stage; a key that is left out is as before.
 
     Attributes:
@@ -77,13 +65,15 @@ class _StageBatch(Value):
             as before when left out.
     """
 
-    sequences: Annotated[_Sequences | None, about(1024)] = None
+    sequences: Annotated[_Sequences | None, codec.about(1024)] = None
     length: _Length = None
-    tolerance: Annotated[float | None, about("10%", notation="tolerance")] = None
-    microbatches: Annotated[Microbatches | None, about(2, notation="microbatches")] = None
+    tolerance: Annotated[float | None, codec.about("10%", notation="tolerance")] = None
+    microbatches: Annotated[codec.Microbatches | None, codec.about(2, notation="microbatches")] = (
+        None
+    )
 
 
-class _StageEntry(Value):
+class _StageEntry(codec.Value):
     """A part of the training; what it leaves out is as in the stage before it.
 
     Attributes:
@@ -92,14 +82,14 @@ class _StageEntry(Value):
             out.
     """
 
-    tokens: Annotated[PositiveInteger, about("252M")]
-    batch: Annotated[int | None, about(1024, notation="stage_batch")] = None
+    tokens: Annotated[codec.PositiveInteger, codec.about("252M")]
+    batch: Annotated[int | None, codec.about(1024, notation="stage_batch")] = None
     length: _Length = None
     optimizer: specs.Optimizer = field(default_factory=specs.Optimizer)
     data: specs.DataSource = field(default_factory=specs.DataSource)
 
 
-class StudySection(Value):
+class StudySection(codec.Value):
     """The keys that a study varies, and how its trials are run.
 
     Attributes:
@@ -115,20 +105,20 @@ class StudySection(Value):
     """
 
     base: Annotated[
-        str, about("../llama3_70b_4pod.yaml"), Meta(min_length=1, title="the path of a spec")
+        str, codec.about("../llama3_70b_4pod.yaml"), Meta(min_length=1, title="the path of a spec")
     ]
-    kind: StudyKind | None = None
-    scaling: Scaling = "strong"
+    kind: codec.StudyKind | None = None
+    scaling: codec.Scaling = "strong"
     vary: Annotated[
         dict[str, Annotated[list[Any], Meta(min_length=1)]],
-        about({"resources.pods": [1, 2, 4]}),
+        codec.about({"resources.pods": [1, 2, 4]}),
         Meta(min_length=1, title="a mapping of dotted keys to lists of values"),
     ]
-    repeats: Annotated[int, about(ge=1, le=100)] = 1
-    after_failure: AfterFailure = "stop"
+    repeats: Annotated[int, codec.about(ge=1, le=100)] = 1
+    after_failure: codec.AfterFailure = "stop"
 
 
-class _StudyFile(Value):
+class _StudyFile(codec.Value):
     """One spec varied: every combination of the values is a trial. A key that is left out has the
     default named here.
 
@@ -136,7 +126,7 @@ class _StudyFile(Value):
         name: The name of the study; the name of its base and the kind of scaling when left out.
     """
 
-    name: Annotated[Name | None, about("llama3-70b-pods")] = None
+    name: Annotated[codec.Name | None, codec.about("llama3-70b-pods")] = None
     study: StudySection
 
 
@@ -249,7 +239,7 @@ _NOTATIONS = {
         (
             Annotated[
                 bool | int | float | Annotated[str, Meta(min_length=1, max_length=4096)],
-                about(True, description="The value of an XLA option."),
+                codec.about(True, description="The value of an XLA option."),
             ],
         ),
         title="true, false, a number or text",
@@ -258,9 +248,9 @@ _NOTATIONS = {
         (Annotated[str, Meta(min_length=1, max_length=100)], _form(int, ge=1)),
         title="the shape of a slice, or an accelerator type",
     ),
-    "axis": _Notation(((AUTO,), AxisSize), written=lambda _: AUTO),
+    "axis": _Notation(((AUTO,), codec.AxisSize), written=lambda _: AUTO),
     "microbatches": _Notation(
-        ((AUTO,), Microbatches), meaning=lambda _: None, written=lambda _: AUTO
+        ((AUTO,), codec.Microbatches), meaning=lambda _: None, written=lambda _: AUTO
     ),
     "every": _Notation(
         ((AUTO,), _form(int, ge=1, le=MOST), _form(str, pattern=_COUNT)),
@@ -268,7 +258,7 @@ _NOTATIONS = {
         meaning=lambda text: None if text == AUTO else _count(text),
     ),
     "mesh": _Notation(((AUTO,), specs.MeshRequest), written=lambda _: AUTO),
-    "pods": _Notation((PodCount, specs.Pods), written=lambda pods: pods["max"]),
+    "pods": _Notation((codec.PodCount, specs.Pods), written=lambda pods: pods["max"]),
     "stages": _Notation(
         (Annotated[tuple[_StageEntry, ...], Meta(min_length=1, max_length=100)],),
         title="a list of stages, each {tokens, batch, length, optimizer, data}",

@@ -13,8 +13,12 @@ from orchestrator.journal import files
 from orchestrator.journal.listing import shared_marker
 from orchestrator.journal.ownership import RunRequest
 from orchestrator.journal.run_journal import Journal
-from orchestrator.launch.backend import ClusterClient, ClusterUnusable, find_backend
-from orchestrator.launch.preflight import PreflightRequest
+from orchestrator.launch.backend import (
+    ClusterClient,
+    ClusterUnusable,
+    PreflightRequest,
+    find_backend,
+)
 from orchestrator.launch.provenance import ARCHIVE
 from orchestrator.run.progress import Notice, Progress, Stage, TaskEnded, interruptible
 from orchestrator.storage.addresses import address

@@ -37,7 +37,7 @@ from orchestrator.values import codec
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
 from orchestrator.values.run import FileFinding, FileKind, Finding, HealthReport, RunHealth
-from orchestrator.values.run_options import TrackingOptions
+from orchestrator.values.spec import TrackingOptions
 
 _DEVICES_LIMIT_S = 120
 # The program that imports JAX, in a process of its own: it may hang, or take an accelerator.

@@ -13,7 +13,7 @@ from orchestrator.evidence.report import make_report
 from orchestrator.evidence.score import evaluate
 from orchestrator.evidence.score.samples import Score
 from orchestrator.evidence.studies import report_of_study
-from orchestrator.journal.study_journal import StudyJournal, find_run_or_study
+from orchestrator.journal.listing import StudyJournal, find_run_or_study
 from orchestrator.planning.planner import explained_stage, stage_specs
 from orchestrator.proving.choose import ProgramSearch, search_programs
 from orchestrator.proving.compare import ProofDiff, diff_proofs

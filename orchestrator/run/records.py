@@ -23,7 +23,7 @@ from orchestrator.tracking.mlflow.store import TRACKER, Store, is_server
 from orchestrator.tracking.mlflow.views import links, set_views, views, views_with_runs
 from orchestrator.tracking.recorder import LOCK_LIMIT_S, ONCE_LIMIT_S, Recorder
 from orchestrator.values.run import LIVE, Destination, SyncResult, ViewLink
-from orchestrator.values.run_options import TrackingOptions
+from orchestrator.values.spec import TrackingOptions
 
 _SILENT_S = 2.0  # a wait that is too short to mention
 _UI_TASK = "MLflow UI"

@@ -10,9 +10,9 @@ import msgspec
 
 from orchestrator import journal, tracking
 from orchestrator.errors import ForeignRun, RunIsLive, UnknownName
+from orchestrator.journal.listing import StudyJournal, find_run_or_study
 from orchestrator.journal.ownership import check_folder_own, check_own, request_cancel
 from orchestrator.journal.run_journal import Journal, Log, LogReader, LogTail, list_logs
-from orchestrator.journal.study_journal import StudyJournal, find_run_or_study
 from orchestrator.run import progress as events
 from orchestrator.run.follow import watch
 from orchestrator.run.progress import RUNS, NotConfirmed, Notice, Progress

@@ -9,9 +9,9 @@ import msgspec
 
 from orchestrator.errors import NotAnswered, SpecError
 from orchestrator.evidence.studies import forecast_of
+from orchestrator.journal.listing import StudyJournal, StudyRequest, is_settled, open_study
 from orchestrator.journal.ownership import RunRequest
 from orchestrator.journal.run_journal import Journal
-from orchestrator.journal.study_journal import StudyJournal, StudyRequest, is_settled, open_study
 from orchestrator.launch.backend import ClusterClient
 from orchestrator.launch.provenance import ARCHIVE, archive, versions
 from orchestrator.planning.infeasible import Infeasible
@@ -26,7 +26,7 @@ from orchestrator.run.submit import Confirm, Request, check_confirmed
 from orchestrator.storage.addresses import folder
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import LIVE, Run
-from orchestrator.values.run_options import Proposal, SubmitOptions
+from orchestrator.values.spec import Proposal, SubmitOptions
 from orchestrator.values.study import ScalingForecast, Study, SweepForecast
 
 # Topics of a trial's run that a study does not report.

@@ -12,10 +12,9 @@ from orchestrator import errors, tracking
 from orchestrator.errors import JournalUnwritable, NotAnswered, OrchError, RunExists, SpecError
 from orchestrator.journal import ownership
 from orchestrator.journal.files import UNCOMMITTED, check_writable, write_once
-from orchestrator.journal.listing import find_run, is_run
+from orchestrator.journal.listing import StudyJournal, find_run, is_run, start_trial
 from orchestrator.journal.ownership import RunRequest, Writer, create_run
 from orchestrator.journal.run_journal import Journal
-from orchestrator.journal.study_journal import StudyJournal, start_trial
 from orchestrator.launch import provenance
 from orchestrator.launch.backend import ClusterClient, ClusterUnusable
 from orchestrator.planning.planner import make_plan, plan_on
@@ -38,8 +37,7 @@ from orchestrator.values.codec import DType, Value
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
 from orchestrator.values.run import LIVE, ReasonCode, Run, StateReason
-from orchestrator.values.run_options import Proposal, SubmitOptions
-from orchestrator.values.spec import Spec
+from orchestrator.values.spec import Proposal, Spec, SubmitOptions
 
 REHEARSED_STEPS = 20
 NOBODY_ASKED = "a run on a named cluster needs --yes where nobody can be asked"

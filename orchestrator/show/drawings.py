@@ -74,7 +74,6 @@ def around(values: Sequence[float]) -> Axis:
 
 
 def logarithmic(values: Iterable[float], margin: float) -> Axis:
-    """Return a logarithmic axis that holds all the positive values."""
     positive = [value for value in values if value > 0] or [1.0]
     return Axis(min(positive) / margin, max(positive) * margin, log=True)
 

@@ -14,9 +14,9 @@ from orchestrator.errors import JournalUnreadable, OrchError
 from orchestrator.evidence.report import report_and_steps
 from orchestrator.evidence.studies import read_trial_runs, report_of_study
 from orchestrator.journal import boundary, files
+from orchestrator.journal.listing import StudyJournal, find_run_or_study
 from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.steps import StepTable
-from orchestrator.journal.study_journal import StudyJournal, find_run_or_study
 from orchestrator.planning.offers import Offers
 from orchestrator.proving.verdict import ProofResult
 from orchestrator.run.progress import RUNS
@@ -27,21 +27,12 @@ from orchestrator.show import study_screens as studies
 from orchestrator.show.plan_pages import offers_page, schedule_page
 from orchestrator.storage.addresses import folder, is_copy
 from orchestrator.tracking.mlflow.store import run_link
+from orchestrator.values import study as reports
 from orchestrator.values.codec import Value
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
 from orchestrator.values.report import Report
 from orchestrator.values.run import Run
-from orchestrator.values.study import (
-    PlannedTrial,
-    ScalingForecast,
-    ScalingReport,
-    SweepForecast,
-    SweepReport,
-    TrialReport,
-    key_names,
-    settings_text,
-)
 
 _PAGE = "report.html"
 
@@ -50,7 +41,7 @@ class Page(Value):
     """Where a page was written, the report that it shows, and what is wrong with its sources."""
 
     path: Path
-    report: Report | ScalingReport | SweepReport
+    report: Report | reports.ScalingReport | reports.SweepReport
     problems: tuple[str, ...] = ()
 
 
@@ -65,7 +56,7 @@ def write_report(run: str, storage: str | Path = RUNS, *, out: str | Path | None
     if isinstance(record, StudyJournal):
         runs = read_trial_runs(record)
         study = report_of_study(record, runs)
-        if isinstance(study, SweepReport):
+        if isinstance(study, reports.SweepReport):
             text = _sweep_page(study)
         else:
             text = _scaling_page(study, {trial.trial: trial.predicted for trial in runs})
@@ -93,17 +84,19 @@ def write_offers(found: Offers, path: str | Path) -> Path:
     return _write(Path(path), offers_page(found))
 
 
-def write_forecast(found: ScalingForecast | SweepForecast, path: str | Path) -> Path:
+def write_forecast(
+    found: reports.ScalingForecast | reports.SweepForecast, path: str | Path
+) -> Path:
     """Write the page of a study as planned: its scaling, or its times, as a picture."""
     kind, verdict, remark = studies.forecast_texts(found)
     plots, bars = list[draw.Plot](), list[draw.Bar]()
-    if isinstance(found, ScalingForecast):
+    if isinstance(found, reports.ScalingForecast):
         plots = _forecast_plots(found)
     else:
         for trial in found.trials:
             if plan := trial.planned:
                 part = draw.BarPart("", plan.days.likeliest)
-                name = settings_text(trial.settings, found.vary)
+                name = reports.settings_text(trial.settings, found.vary)
                 bars.append(draw.Bar(name, "expected", (part,)))
     head, *rows = studies.planned_trials(found).rows
     text = draw.filled(
@@ -204,16 +197,16 @@ class _Series(NamedTuple):
 
     name: str
     kind: str
-    trials: list[TrialReport]
+    trials: list[reports.TrialReport]
 
 
-def _scaling_page(report: ScalingReport, plans: Mapping[int, Plan]) -> str:
+def _scaling_page(report: reports.ScalingReport, plans: Mapping[int, Plan]) -> str:
     """Return the page as HTML; `plans` has the plan of each trial by its number."""
     # The series with a measured trial, each with its color.
-    groups: dict[str, list[TrialReport]] = {}
+    groups: dict[str, list[reports.TrialReport]] = {}
     for trial in report.trials:
         if trial.measured:
-            name = settings_text(trial.series, report.vary, " ")
+            name = reports.settings_text(trial.series, report.vary, " ")
             groups.setdefault(name, []).append(trial)
     series = [
         _Series(f", {name}" if name else "", kind, sorted(trials, key=lambda trial: trial.chips))
@@ -250,7 +243,7 @@ def _scaling_page(report: ScalingReport, plans: Mapping[int, Plan]) -> str:
         notes=[f"{draw.sentence(note)}." for note in studies.scaling_notes(report)],
         compared=draw.BarChart(bars=bars, show=fmt.seconds) if bars else None,
         explanation=studies.gap_explanation(report.explanations),
-        chip_head=(*key_names(report.vary, report.vary), *columns),
+        chip_head=(*reports.key_names(report.vary, report.vary), *columns),
         chip_rows=chip_rows,
         unfinished=[pair for trial in report.trials for pair in trial.unfinished.items()],
     )
@@ -279,12 +272,12 @@ def _scaling_plots(series: Sequence[_Series]) -> list[draw.Plot]:
     return _over_chips(sizes, speeds, shares, efficiency_bands=bands)
 
 
-def _forecast_plots(found: ScalingForecast) -> list[draw.Plot]:
+def _forecast_plots(found: reports.ScalingForecast) -> list[draw.Plot]:
     """Return tokens per second over chips, with their interval, and efficiency, as planned."""
-    groups: dict[str, list[PlannedTrial]] = {}  # the plans of each series
+    groups: dict[str, list[reports.PlannedTrial]] = {}  # the plans of each series
     for trial in found.trials:
         if trial.planned:
-            name = settings_text(trial.series, found.vary, " ")
+            name = reports.settings_text(trial.series, found.vary, " ")
             groups.setdefault(f", {name}" if name else "", []).append(trial.planned)
     sizes = sorted({float(plan.chips) for plans in groups.values() for plan in plans})
     speeds, shares, bands = list[draw.Curve](), list[draw.Curve](), list[draw.Band]()
@@ -334,7 +327,9 @@ def _over_chips(
     ]
 
 
-def _predictions(series: _Series, figure: Callable[[PlannedTrial, str], float]) -> list[draw.Curve]:
+def _predictions(
+    series: _Series, figure: Callable[[reports.PlannedTrial, str], float]
+) -> list[draw.Curve]:
     """Return what was predicted, where it can be compared with the measurement."""
     known = [(t, t.predicted) for t in series.trials if t.predicted and not t.not_compared]
     if not known:
@@ -350,13 +345,13 @@ def _predictions(series: _Series, figure: Callable[[PlannedTrial, str], float]) 
     return curves
 
 
-def _compared_bars(report: ScalingReport, plans: Mapping[int, Plan]) -> list[draw.Bar]:
+def _compared_bars(report: reports.ScalingReport, plans: Mapping[int, Plan]) -> list[draw.Bar]:
     """Return the ledger of each comparable trial as one bar, with its measured step below."""
     bars: list[draw.Bar] = []
     for trial in report.trials:
         if trial.measured is None or trial.not_compared or trial.number not in plans:
             continue
-        name = settings_text(trial.settings, report.vary)
+        name = reports.settings_text(trial.settings, report.vary)
         # The parts of the expected step end to end, or the resources of the unoverlapped.
         plan = plans[trial.number]
         step_s, ledger = plan.forecast.step_s, charts.expected_bars(plan)
@@ -380,13 +375,13 @@ _MOST_PLOTS = 4
 _WIDE = 10.0  # values that differ by this factor have a logarithmic axis
 
 
-def _sweep_page(report: SweepReport) -> str:
+def _sweep_page(report: reports.SweepReport) -> str:
     known = [trial for trial in report.trials if trial.losses]
     # The loss of each trial over its steps, the best on top.
     are_few = len(known) <= len(_SWEEP_KINDS) + 1
     kinds, curves, is_named = iter(_SWEEP_KINDS), list[draw.Curve](), False
     for trial in sorted(known, key=lambda trial: trial.number == report.best):
-        settings = settings_text(trial.settings, report.vary)
+        settings = reports.settings_text(trial.settings, report.vary)
         points = tuple((float(step), loss) for step, loss in trial.losses)
         if trial.number == report.best:
             kind, name = _BEST, f"{settings} (best)"
@@ -419,7 +414,7 @@ def _sweep_page(report: SweepReport) -> str:
     )
 
 
-def _over_setting(report: SweepReport, key: str) -> draw.Plot | None:
+def _over_setting(report: reports.SweepReport, key: str) -> draw.Plot | None:
     """Return the last loss over a setting that is a number and differs; None for others."""
     known = [(trial, trial.loss) for trial in report.trials if trial.loss is not None]
     try:

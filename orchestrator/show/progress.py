@@ -12,9 +12,8 @@ from orchestrator.journal.run_state import first_line
 from orchestrator.run import progress as events
 from orchestrator.run.progress import run_command, storage_command, storage_of
 from orchestrator.show import parts as ui
-from orchestrator.show import rehearsal_screen as screens
+from orchestrator.show import status_screen as screens
 from orchestrator.show.machine_screens import mlflow_links
-from orchestrator.show.status_screen import next_run_command
 from orchestrator.show.terminal import StatusLine, echo, is_live, say
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import Run, State, Step
@@ -206,7 +205,7 @@ def _trial_started(study: Study, trial: Trial, repeat: int) -> _Texts:
 
 def _ended(run: Run, plan: Plan, tracked: events.Tracked) -> _Texts:
     record = f"{tracked.tracker:8} {_tracked_text(run, tracked)}"
-    following = next_run_command(run, run.run, storage_of(run))
+    following = screens.next_run_command(run, run.run, storage_of(run))
     return "\n", screens.result_screen(run, plan, record, following)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from orchestrator.show import parts as ui
+from orchestrator.values import codec
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -92,8 +93,6 @@ class CommandResult:
 def show_result(result: CommandResult, *, as_json: bool) -> None:
     """Print a value as indented JSON with every key, or its screens; end with its exit code."""
     if as_json:
-        from orchestrator.values import codec  # noqa: PLC0415  screens need no JSON
-
         echo_json(codec.to_pretty_json(codec.whole(result.value)))
         if result.written:
             echo(f"wrote {result.written}", err=True)

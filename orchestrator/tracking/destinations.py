@@ -22,7 +22,7 @@ from orchestrator.journal.run_journal import Journal, absolute_uri, relative_uri
 from orchestrator.values import codec
 from orchestrator.values.codec import Value
 from orchestrator.values.run import Destination, Run, SyncProgress, SyncState
-from orchestrator.values.run_options import TrackingOptions
+from orchestrator.values.spec import TrackingOptions
 
 VARIABLE = "ORCH_RECORDED_IN"
 

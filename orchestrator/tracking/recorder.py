@@ -19,7 +19,7 @@ from orchestrator.storage.addresses import address
 from orchestrator.tracking import destinations
 from orchestrator.tracking.destinations import NotRecorded, RunNotRecorded, Tracker
 from orchestrator.values.run import LIVE, Destination, SyncResult, SyncState
-from orchestrator.values.run_options import TrackingOptions
+from orchestrator.values.spec import TrackingOptions
 
 LOCK_LIMIT_S, _POLL_S = 15.0, 0.1
 # A process that records once in the background holds a run this long at most, then ends itself.

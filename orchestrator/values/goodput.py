@@ -120,18 +120,18 @@ class GoodputForecast(Value):
 
 # Ranks share a file system: together they write at most this many heartbeats per second.
 _MAX_HEARTBEATS_PER_S = 400
-MIN_INTERVAL_S = 0.25
+_MIN_INTERVAL_S = 0.25
 # A driver that watches an attempt looks this often, or at every second heartbeat.
 POLL_S = 0.25
 # A rank proves by this many heartbeats that it outlived another.
 _SETTLED_BEATS = 4
-SETTLED_S = 3.0
+_SETTLED_S = 3.0
 # A run that lost a slice waits this long for another before it goes on with fewer.
 SPARE_WAIT_S = 60.0
 
 
 def heartbeat_interval_s(ranks: int, hang_limit_s: float) -> float:
-    return min(max(MIN_INTERVAL_S, ranks / _MAX_HEARTBEATS_PER_S), hang_limit_s / 4)
+    return min(max(_MIN_INTERVAL_S, ranks / _MAX_HEARTBEATS_PER_S), hang_limit_s / 4)
 
 
 def poll_interval_s(heartbeat_s: float) -> float:
@@ -141,7 +141,7 @@ def poll_interval_s(heartbeat_s: float) -> float:
 
 def settling_s(heartbeat_s: float) -> float:
     """Return the seconds that a failed attempt is watched, until it is clear who died first."""
-    return max(SETTLED_S, _SETTLED_BEATS * heartbeat_s)
+    return max(_SETTLED_S, _SETTLED_BEATS * heartbeat_s)
 
 
 class Outlook(Value):

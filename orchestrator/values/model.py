@@ -2,21 +2,12 @@
 
 from typing import Annotated, Literal
 
-from orchestrator.values.codec import (
-    FROM_LATENT,
-    Name,
-    NonNegativeNumber,
-    PositiveInteger,
-    PositiveNumber,
-    Share,
-    Value,
-    about,
-)
+from orchestrator.values import codec
 
 # Multi-head latent attention of a model, as a spec has it (arXiv 2405.04434).
 
 
-class LatentDimensions(Value):
+class LatentDimensions(codec.Value):
     """Queries, keys and values that are made from narrow latents of the stream.
 
     A head of queries and keys has a part without positions and a part that RoPE turns: together
@@ -31,18 +22,18 @@ class LatentDimensions(Value):
         value_dim: The width of a head of values.
     """
 
-    query_rank: Annotated[PositiveInteger | None, about(1536)] = None
-    kv_rank: Annotated[PositiveInteger, about(512)]
-    nope_dim: Annotated[PositiveInteger, about(128)]
-    rope_dim: Annotated[PositiveInteger, about(64)]
-    value_dim: Annotated[PositiveInteger, about(128)]
+    query_rank: Annotated[codec.PositiveInteger | None, codec.about(1536)] = None
+    kv_rank: Annotated[codec.PositiveInteger, codec.about(512)]
+    nope_dim: Annotated[codec.PositiveInteger, codec.about(128)]
+    rope_dim: Annotated[codec.PositiveInteger, codec.about(64)]
+    value_dim: Annotated[codec.PositiveInteger, codec.about(128)]
 
     @property
     def head_dim(self) -> int:
         return self.nope_dim + self.rope_dim
 
 
-class MixtureOfExperts(Value):
+class MixtureOfExperts(codec.Value):
     """A mixture of experts in place of the MLP: a router chooses `top_k` experts for each token.
 
     Attributes:
@@ -74,31 +65,31 @@ class MixtureOfExperts(Value):
             beyond them are dropped; none is when left out.
     """
 
-    experts: Annotated[int, about(128, ge=2, le=100_000)]
-    top_k: Annotated[int, about(8, ge=1, le=100_000)]
-    d_ff: Annotated[PositiveInteger | None, about(1536)] = None
-    shared_experts: Annotated[int, about(ge=0, le=1000)] = 0
+    experts: Annotated[int, codec.about(128, ge=2, le=100_000)]
+    top_k: Annotated[int, codec.about(8, ge=1, le=100_000)]
+    d_ff: Annotated[codec.PositiveInteger | None, codec.about(1536)] = None
+    shared_experts: Annotated[int, codec.about(ge=0, le=1000)] = 0
     with_mlp: bool = False
-    dense_layers: Annotated[int, about(ge=0, le=10_000)] = 0
-    every: Annotated[int, about(ge=1, le=10_000)] = 1
+    dense_layers: Annotated[int, codec.about(ge=0, le=10_000)] = 0
+    every: Annotated[int, codec.about(ge=1, le=10_000)] = 1
     router: Literal["softmax", "sigmoid"] = "softmax"
     normalized: bool = True
-    scale: PositiveNumber = 1.0
-    groups: Annotated[int, about(ge=1, le=100_000)] = 1
-    top_groups: Annotated[int, about(ge=1, le=100_000)] = 1
-    balance_loss: NonNegativeNumber = 0.0
-    balance_bias: Annotated[NonNegativeNumber | None, about(0.001)] = None
-    z_loss: NonNegativeNumber = 0.0
-    imbalance: Annotated[float, about(1.2, ge=1, le=1000)] = 1.0
+    scale: codec.PositiveNumber = 1.0
+    groups: Annotated[int, codec.about(ge=1, le=100_000)] = 1
+    top_groups: Annotated[int, codec.about(ge=1, le=100_000)] = 1
+    balance_loss: codec.NonNegativeNumber = 0.0
+    balance_bias: Annotated[codec.NonNegativeNumber | None, codec.about(0.001)] = None
+    z_loss: codec.NonNegativeNumber = 0.0
+    imbalance: Annotated[float, codec.about(1.2, ge=1, le=1000)] = 1.0
     biases: bool = False
     router_bias: bool = False
-    capacity_factor: Annotated[PositiveNumber | None, about(1.25)] = None
+    capacity_factor: Annotated[codec.PositiveNumber | None, codec.about(1.25)] = None
 
 
 Activation = Literal["silu", "gelu", "gelu_exact", "relu", "relu2", "clamped_swiglu"]
 
 
-class RopeScaling(Value):
+class RopeScaling(codec.Value):
     """How RoPE is stretched by a factor: all frequencies alike (linear), the slow ones alone
     (llama3), or between the two by how often they turn (yarn).
 
@@ -116,18 +107,18 @@ class RopeScaling(Value):
         truncate: yarn: whether the bounds between frequencies are whole pairs.
     """
 
-    kind: Annotated[Literal["linear", "llama3", "yarn"], about("llama3")]
-    factor: Annotated[PositiveNumber, about(8.0)]
-    original_length: PositiveInteger = 8192
-    low_frequency_factor: PositiveNumber = 1.0
-    high_frequency_factor: PositiveNumber = 4.0
-    beta_fast: PositiveNumber = 32.0
-    beta_slow: PositiveNumber = 1.0
-    attention_factor: Annotated[PositiveNumber | None, about(1.0)] = None
+    kind: Annotated[Literal["linear", "llama3", "yarn"], codec.about("llama3")]
+    factor: Annotated[codec.PositiveNumber, codec.about(8.0)]
+    original_length: codec.PositiveInteger = 8192
+    low_frequency_factor: codec.PositiveNumber = 1.0
+    high_frequency_factor: codec.PositiveNumber = 4.0
+    beta_fast: codec.PositiveNumber = 32.0
+    beta_slow: codec.PositiveNumber = 1.0
+    attention_factor: Annotated[codec.PositiveNumber | None, codec.about(1.0)] = None
     truncate: bool = True
 
 
-class Model(Value):
+class Model(codec.Value):
     """The shape of a decoder-only transformer.
 
     Attributes:
@@ -189,46 +180,46 @@ class Model(Value):
             are neither planned nor trained, and a plan says so.
     """
 
-    name: Annotated[Name, about(default="custom")]
-    layers: Annotated[int, about(32, ge=1, le=10_000)]
-    d_model: Annotated[int, about(4096, ge=1, le=1_000_000)]
-    d_ff: Annotated[int, about(14_336, ge=1, le=10_000_000)]
-    heads: Annotated[int, about(32, ge=1, le=10_000)]
-    kv_heads: Annotated[int, about(8, ge=1, le=10_000), FROM_LATENT]
-    head_dim: Annotated[int, about(128, ge=2, le=10_000), FROM_LATENT]
-    vocab: Annotated[int, about(128_256, ge=2, le=100_000_000)]
+    name: Annotated[codec.Name, codec.about(default="custom")]
+    layers: Annotated[int, codec.about(32, ge=1, le=10_000)]
+    d_model: Annotated[int, codec.about(4096, ge=1, le=1_000_000)]
+    d_ff: Annotated[int, codec.about(14_336, ge=1, le=10_000_000)]
+    heads: Annotated[int, codec.about(32, ge=1, le=10_000)]
+    kv_heads: Annotated[int, codec.about(8, ge=1, le=10_000), codec.FROM_LATENT]
+    head_dim: Annotated[int, codec.about(128, ge=2, le=10_000), codec.FROM_LATENT]
+    vocab: Annotated[int, codec.about(128_256, ge=2, le=100_000_000)]
     gated: bool = True
-    activation: Annotated[Activation | None, about("silu")] = None
+    activation: Annotated[Activation | None, codec.about("silu")] = None
     mlp_bias: bool = False
     tied: bool = False
     embedding_scale: bool = False
-    logit_cap: Annotated[PositiveNumber | None, about(30.0)] = None
-    rope_theta: PositiveNumber = 500_000.0
-    local_rope_theta: Annotated[PositiveNumber | None, about(10_000.0)] = None
+    logit_cap: Annotated[codec.PositiveNumber | None, codec.about(30.0)] = None
+    rope_theta: codec.PositiveNumber = 500_000.0
+    local_rope_theta: Annotated[codec.PositiveNumber | None, codec.about(10_000.0)] = None
     rope_scaling: RopeScaling | None = None
-    rotary_share: Annotated[float, about(0.5, gt=0, le=1)] = 1.0
-    learned_positions: Annotated[PositiveInteger | None, about(2048)] = None
+    rotary_share: Annotated[float, codec.about(0.5, gt=0, le=1)] = 1.0
+    learned_positions: Annotated[codec.PositiveInteger | None, codec.about(2048)] = None
     norm: Literal["rms", "layer"] = "rms"
     norm_placement: Literal["before", "after", "both"] = "before"
     norm_offset: bool = False
-    norm_epsilon: PositiveNumber = 1e-5
+    norm_epsilon: codec.PositiveNumber = 1e-5
     qk_norm: Literal["none", "head", "heads"] = "none"
     qkv_bias: bool = False
     output_bias: bool = False
-    attention_scale: Annotated[PositiveNumber | None, about(0.0625)] = None
-    attention_cap: Annotated[PositiveNumber | None, about(50.0)] = None
+    attention_scale: Annotated[codec.PositiveNumber | None, codec.about(0.0625)] = None
+    attention_cap: Annotated[codec.PositiveNumber | None, codec.about(50.0)] = None
     sinks: bool = False
-    window: Annotated[PositiveInteger | None, about(1024)] = None
-    window_pattern: Annotated[str, about("LLLLLG", pattern="^[LG]+$", max_length=1000)] = "L"
-    global_head_dim: Annotated[PositiveInteger | None, about(512)] = None
-    global_kv_heads: Annotated[PositiveInteger | None, about(4)] = None
-    global_rotary_share: Annotated[Share | None, about(0.25)] = None
+    window: Annotated[codec.PositiveInteger | None, codec.about(1024)] = None
+    window_pattern: Annotated[str, codec.about("LLLLLG", pattern="^[LG]+$", max_length=1000)] = "L"
+    global_head_dim: Annotated[codec.PositiveInteger | None, codec.about(512)] = None
+    global_kv_heads: Annotated[codec.PositiveInteger | None, codec.about(4)] = None
+    global_rotary_share: Annotated[codec.Share | None, codec.about(0.25)] = None
     keys_as_values: bool = False
     value_norm: bool = False
     layer_scale: bool = False
     latent: Annotated[
         LatentDimensions | None,
-        about({"kv_rank": 512, "nope_dim": 128, "rope_dim": 64, "value_dim": 128}),
+        codec.about({"kv_rank": 512, "nope_dim": 128, "rope_dim": 64, "value_dim": 128}),
     ] = None
-    moe: Annotated[MixtureOfExperts | None, about({"experts": 8, "top_k": 2})] = None
-    mtp_layers: Annotated[int, about(1, ge=0, le=100)] = 0
+    moe: Annotated[MixtureOfExperts | None, codec.about({"experts": 8, "top_k": 2})] = None
+    mtp_layers: Annotated[int, codec.about(1, ge=0, le=100)] = 0

@@ -1,6 +1,7 @@
-"""A Spec, which says what to train and on which chips. It holds nothing computed and no secrets.
-Docstrings, descriptions, bounds and examples are published: the JSON Schema of a spec is generated
-from them by `orchestrator.reading.schema`, which also knows the notations.
+"""A Spec, which says what to train and on which chips, after its sections that no digest covers:
+how to run, place and track it. It holds nothing computed and no secrets. Docstrings, descriptions,
+bounds and examples are published: the JSON Schema of a spec is generated from them by
+`orchestrator.reading.schema`, which also knows the notations.
 """
 
 from dataclasses import field
@@ -8,38 +9,206 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from orchestrator.values.codec import (
-    COMPUTED,
-    FROM_STAGES,
-    AxisSize,
-    DecayRate,
-    DType,
-    MatmulType,
-    Microbatches,
-    MomentType,
-    Name,
-    NonNegativeInteger,
-    NonNegativeNumber,
-    OptionName,
-    PodCount,
-    PositiveInteger,
-    PositiveNumber,
-    Share,
-    Text,
-    Treatment,
-    Value,
-    about,
-)
+from orchestrator.values import codec
 from orchestrator.values.model import Model
-from orchestrator.values.run_options import (
-    ClusterOptions,
-    FailureOptions,
-    RunOptions,
-    TrackingOptions,
-)
 
 
-class Batch(Value):
+class CheckpointOptions(codec.Value):
+    """When checkpoints are written, and how many are kept.
+
+    Attributes:
+        every: The number of steps between checkpoints. With auto it is the interval with the
+            highest goodput.
+        keep: The number of checkpoints on disk. Older ones are deleted.
+    """
+
+    # The plan has the best interval where it is None.
+    every: Annotated[codec.PositiveInteger | None, codec.about(200, notation="every")] = 200
+    keep: Annotated[int, codec.about(ge=1, le=1_000_000)] = 3
+
+
+class RetryLimits(codec.Value):
+    """How often a run is started again.
+
+    Attributes:
+        failures: The number of restarts after failures of the run itself.
+        preemptions: The number of restarts after the cluster took chips away.
+    """
+
+    failures: codec.RetryCount = 3
+    preemptions: codec.RetryCount = 100
+
+
+class EvaluationOptions(codec.Value):
+    """When the loss on text that the run does not train on is measured.
+
+    Attributes:
+        path: The path of the manifest of a token set of its own, relative to the spec, or its
+            address; only for kind tokens. Synthetic data has sequences of another seed.
+        every: The number of steps between evaluations; the last step has one too.
+        sequences: The number of sequences of an evaluation: the first of the token set, each time
+            the same, of `experiment.batch.length` tokens.
+    """
+
+    path: Annotated[codec.Text | None, codec.about("held-out/manifest.json")] = None
+    every: codec.PositiveInteger = 1000
+    sequences: codec.PositiveInteger = 512
+
+
+class RunOptions(codec.Value):
+    """How the run is carried out; outside every digest.
+
+    Attributes:
+        trainer: The trainer: llama, mlp, the name that an installed package registers, or a module
+            of your own as package.module.
+        steps: The number of steps after which the run stops; all of `tokens` when left out.
+        storage: The folder of journals, checkpoints and logs: a local path, one that all hosts
+            mount, or a place in a bucket: gs://BUCKET/RUNS or s3://BUCKET/RUNS.
+        evaluation: The loss and perplexity of held-out text while training; none when left out.
+        hang_limit_s: The time without progress after which a run is stopped and started again.
+        deadline: When the run should have ended: a date (00:00 UTC), or the time since its
+            submission. `orch status` says how likely that is; none when left out.
+        secrets: The names of environment variables that the run receives, never their values.
+        record_diff: Whether the run's folder keeps the uncommitted changes of the project's code.
+            They are kept as they are, secrets too, in a file that only its owner can read.
+    """
+
+    trainer: Annotated[
+        str,
+        Meta(
+            title="the name or the module of a trainer",
+            pattern="^[A-Za-z_][A-Za-z0-9_.]*(:[A-Za-z_][A-Za-z0-9_.]*)?$",
+        ),
+    ] = "llama"
+    steps: Annotated[codec.PositiveInteger | None, codec.about(1000, notation="count")] = None
+    storage: codec.Address = "runs/"
+    checkpoint: CheckpointOptions = CheckpointOptions()
+    evaluation: Annotated[
+        EvaluationOptions | None,
+        codec.about({"path": "held-out/manifest.json", "every": 500, "sequences": 256}),
+    ] = None
+    retries: RetryLimits = RetryLimits()
+    hang_limit_s: Annotated[codec.PositiveNumber, codec.about(notation="duration")] = 600.0
+    deadline: Annotated[str | None, codec.about("30d", notation="deadline")] = None
+    secrets: Annotated[
+        tuple[codec.Variable, ...],
+        codec.about(["HF_TOKEN"]),
+        Meta(
+            title="a list of names of environment variables",
+            extra_json_schema={"uniqueItems": True, "writeOnly": True},
+        ),
+    ] = ()
+    record_diff: bool = False
+
+
+class KubernetesOptions(codec.Value):
+    """Settings of exported Kubernetes manifests that the plan does not have.
+
+    Attributes:
+        image: The container image of head and hosts; docs/launch.md shows how to build it.
+        namespace: The namespace; that of `kubectl` when left out.
+        service_account: The service account of the pods; that of the namespace when left out.
+        claim: The PersistentVolumeClaim of `run.storage`; every pod mounts it there.
+        secret: The Secret that has the variables of `run.secrets`, each under its own name.
+        queue: The Kueue LocalQueue that admits the run; none when left out.
+        spot: Whether the hosts are spot nodes.
+    """
+
+    image: codec.Text = "orch:latest"
+    namespace: codec.Name | None = None
+    service_account: codec.Name | None = None
+    claim: codec.Name = "runs"
+    secret: codec.Name = "orch-secrets"
+    queue: codec.Name | None = None
+    spot: bool = False
+
+
+class ClusterOptions(codec.Value):
+    """What runs the processes, and where; this machine when left out.
+
+    Attributes:
+        backend: The backend that starts processes: ray, hosts, or your own as package.module:class.
+        address: The address of a cluster; this machine rehearses the run with auto or when left
+            out.
+    """
+
+    backend: codec.Text = "ray"
+    address: Annotated[codec.Address | None, codec.about("auto")] = None
+    kubernetes: KubernetesOptions = KubernetesOptions()
+
+
+class TrackingOptions(codec.Value):
+    """Where runs are recorded.
+
+    Attributes:
+        tracker: The tracker that records runs: mlflow, or your own as package.module:class.
+        uri: The address of an MLflow server; auto is a SQLite file with the runs.
+        experiment: The MLflow experiment in which runs are recorded.
+    """
+
+    tracker: codec.Text = "mlflow"
+    uri: codec.Address = "auto"
+    experiment: codec.Text = "orch"
+
+
+class FailureOptions(codec.Value):
+    """What fails, and how long it takes to go on. What is left out is the catalog's.
+
+    Attributes:
+        machines_per_day: The share of machines (hosts) that fail in a day; the chip's rate when
+            left out.
+        cables_per_day: The share of cables between chips that fail in a day; the chip's rate when
+            left out.
+        switches_per_day: The share of optical switches that fail in a day; the chip's rate when
+            left out.
+        restart_s: The time that processes take to start, join and compile, without the time to
+            restore; 5 minutes, as published, when left out.
+        repair_s: The time until a slice that lost a machine is whole again; 10 minutes when left
+            out.
+        storage_bytes_per_s: The bytes per second that the storage takes from all hosts together; 25
+            GB/s when left out.
+    """
+
+    machines_per_day: Annotated[
+        codec.NonNegativeNumber | None, codec.about("0.08%", notation="rate")
+    ] = None
+    cables_per_day: Annotated[
+        codec.NonNegativeNumber | None, codec.about("0.005%", notation="rate")
+    ] = None
+    switches_per_day: Annotated[
+        codec.NonNegativeNumber | None, codec.about("0.04%", notation="rate")
+    ] = None
+    restart_s: Annotated[codec.PositiveNumber | None, codec.about("5m", notation="duration")] = None
+    repair_s: Annotated[codec.PositiveNumber | None, codec.about("10m", notation="duration")] = None
+    storage_bytes_per_s: Annotated[
+        codec.PositiveInteger | None, codec.about("25B", notation="count")
+    ] = None
+
+
+class SubmitOptions(codec.Value):
+    """How a spec or a study is carried out."""
+
+    # The cluster; else RAY_ADDRESS or cluster.address of the spec, or this machine rehearses it.
+    address: str | None = None
+    prove: bool = True  # compile the plan first
+    calibrate: bool = True  # measure this machine before a rehearsal
+    steps: int | None = None  # of a rehearsal 20, of a run on a cluster those of its spec
+    devices_per_pod: int | None = None
+    profile: tuple[int, int] | None = None  # a range of steps to trace
+    code: Literal["sent", "installed"] = "sent"  # where a cluster has the project's code from
+    key: str | None = None  # the same key twice is one run
+    detach: bool = False  # return once the cluster has it
+
+
+class Proposal(codec.Value):
+    """What is about to run. It takes chips on the cluster at `address`, or none on this machine."""
+
+    name: str
+    runs: int
+    address: str | None
+
+
+class Batch(codec.Value):
     """The global batch of a step.
 
     Attributes:
@@ -51,14 +220,16 @@ class Batch(Value):
             their gradients add up. With auto it is the least that fits in memory.
     """
 
-    sequences: Annotated[int, about(1024, ge=1, le=10_000_000)]
-    length: Annotated[int, about(4096, ge=1, le=100_000_000)]
-    tolerance: Annotated[float, about("10%", notation="tolerance", ge=0, le=0.5)] = 0.0
+    sequences: Annotated[int, codec.about(1024, ge=1, le=10_000_000)]
+    length: Annotated[int, codec.about(4096, ge=1, le=100_000_000)]
+    tolerance: Annotated[float, codec.about("10%", notation="tolerance", ge=0, le=0.5)] = 0.0
     # The search takes the fewest that fit where it is None.
-    microbatches: Annotated[Microbatches | None, about(2, notation="microbatches")] = None
+    microbatches: Annotated[codec.Microbatches | None, codec.about(2, notation="microbatches")] = (
+        None
+    )
 
 
-class Optimizer(Value):
+class Optimizer(codec.Value):
     """The optimizer, with linear warm-up.
 
     Attributes:
@@ -80,19 +251,19 @@ class Optimizer(Value):
     """
 
     name: Literal["adamw", "adafactor", "muon"] = "adamw"
-    peak_lr: PositiveNumber = 3e-4
-    end_lr: NonNegativeNumber = 0.0
-    warmup_steps: NonNegativeInteger = 2000
+    peak_lr: codec.PositiveNumber = 3e-4
+    end_lr: codec.NonNegativeNumber = 0.0
+    warmup_steps: codec.NonNegativeInteger = 2000
     decay: Literal["cosine", "linear", "constant"] = "cosine"
-    beta1: DecayRate = 0.9
-    beta2: DecayRate = 0.95
-    epsilon: PositiveNumber = 1e-8
-    weight_decay: NonNegativeNumber = 0.1
-    clip_norm: PositiveNumber = 1.0
-    z_loss: NonNegativeNumber = 0.0
+    beta1: codec.DecayRate = 0.9
+    beta2: codec.DecayRate = 0.95
+    epsilon: codec.PositiveNumber = 1e-8
+    weight_decay: codec.NonNegativeNumber = 0.1
+    clip_norm: codec.PositiveNumber = 1.0
+    z_loss: codec.NonNegativeNumber = 0.0
 
 
-class Precision(Value):
+class Precision(codec.Value):
     """Types of what is stored, computed and sent. Accumulation is always fp32.
 
     Attributes:
@@ -107,14 +278,14 @@ class Precision(Value):
             left out. Adafactor has none.
     """
 
-    parameters: DType = "fp32"
-    compute: MatmulType = "bf16"
-    gradients: DType = "bf16"
-    optimizer: MomentType = "fp32"
-    first_moment: Annotated[DType | None, about("bf16")] = None
+    parameters: codec.DType = "fp32"
+    compute: codec.MatmulType = "bf16"
+    gradients: codec.DType = "bf16"
+    optimizer: codec.MomentType = "fp32"
+    first_moment: Annotated[codec.DType | None, codec.about("bf16")] = None
 
 
-class TensorTreatments(Value):
+class TensorTreatments(codec.Value):
     """What becomes of each tensor of a block until its backward pass: kept in HBM, offloaded to the
     host's memory, or recomputed. What is not named is recomputed; the block's input is kept.
 
@@ -131,21 +302,21 @@ class TensorTreatments(Value):
     """
 
     block_input: Literal["keep", "offload"] = "keep"
-    latent: Treatment = "recompute"
-    query: Treatment = "recompute"
-    key: Treatment = "recompute"
-    value: Treatment = "recompute"
-    attention: Treatment = "recompute"
-    mlp_input: Treatment = "recompute"
-    gate: Treatment = "recompute"
-    up: Treatment = "recompute"
+    latent: codec.Treatment = "recompute"
+    query: codec.Treatment = "recompute"
+    key: codec.Treatment = "recompute"
+    value: codec.Treatment = "recompute"
+    attention: codec.Treatment = "recompute"
+    mlp_input: codec.Treatment = "recompute"
+    gate: codec.Treatment = "recompute"
+    up: codec.Treatment = "recompute"
 
 
 AUTO_TOPOLOGY = "auto"  # whoever reads the spec is to choose slices first
 Remat = str | TensorTreatments  # a policy by its name, or tensor by tensor
 
 
-class DataSource(Value):
+class DataSource(codec.Value):
     """What is trained on.
 
     Attributes:
@@ -158,11 +329,11 @@ class DataSource(Value):
     """
 
     kind: Literal["synthetic", "tokens"] = "synthetic"
-    path: Annotated[Text | None, about("tokens/manifest.json")] = None
-    separator: Annotated[NonNegativeInteger | None, about(128_001)] = None
+    path: Annotated[codec.Text | None, codec.about("tokens/manifest.json")] = None
+    separator: Annotated[codec.NonNegativeInteger | None, codec.about(128_001)] = None
 
 
-class StartingWeights(Value):
+class StartingWeights(codec.Value):
     """Weights that training starts from.
 
     Attributes:
@@ -170,10 +341,10 @@ class StartingWeights(Value):
             the spec, or its address, gs://BUCKET/MODEL or s3://BUCKET/MODEL.
     """
 
-    huggingface: Annotated[Text, about("SmolLM2-135M")]
+    huggingface: Annotated[codec.Text, codec.about("SmolLM2-135M")]
 
 
-class TrainingStage(Value):
+class TrainingStage(codec.Value):
     """A part of the training with a batch, an optimizer and data of its own. `restarts_schedule`:
     the learning rate has a schedule that begins with this stage. Only a rehearsal has a `mesh` and
     a `remat` here, those of the stage that it copies.
@@ -184,11 +355,11 @@ class TrainingStage(Value):
     optimizer: Optimizer = Optimizer()
     data: DataSource = DataSource()
     restarts_schedule: bool = False
-    mesh: Annotated["MeshRequest | None", COMPUTED] = None
-    remat: Annotated[Remat | None, COMPUTED] = None
+    mesh: Annotated["MeshRequest | None", codec.COMPUTED] = None
+    remat: Annotated[Remat | None, codec.COMPUTED] = None
 
 
-class Experiment(Value):
+class Experiment(codec.Value):
     """The identity of a run: what is trained, on what, and how precisely.
 
     Attributes:
@@ -206,12 +377,12 @@ class Experiment(Value):
         seed: The seed of the initial weights and of the order of the data.
     """
 
-    model: Annotated[Model, about("llama3-70b", notation="model")]
-    tokens: Annotated[PositiveInteger, about("15T"), FROM_STAGES]
-    batch: Annotated[Batch, Meta(examples=[{"sequences": 1024, "length": 4096}]), FROM_STAGES]
+    model: Annotated[Model, codec.about("llama3-70b", notation="model")]
+    tokens: Annotated[codec.PositiveInteger, codec.about("15T"), codec.FROM_STAGES]
+    batch: Annotated[Batch, Meta(examples=[{"sequences": 1024, "length": 4096}]), codec.FROM_STAGES]
     stages: Annotated[
         tuple[TrainingStage, ...],
-        about(
+        codec.about(
             [{"tokens": "252M", "batch": 1024, "length": 4096}, {"tokens": "15T", "batch": 2048}],
             notation="stages",
         ),
@@ -219,21 +390,21 @@ class Experiment(Value):
     optimizer: Optimizer = Optimizer()
     precision: Precision = Precision()
     remat: Annotated[
-        Remat, about({"block_input": "offload", "query": "keep"}, notation="remat")
+        Remat, codec.about({"block_input": "offload", "query": "keep"}, notation="remat")
     ] = "auto"
     compiler_options: Annotated[
         dict[
-            OptionName,
+            codec.OptionName,
             Annotated[bool | int | float | str, Meta(extra_json_schema={"notation": "option"})],
         ],
-        about(default={}),
+        codec.about(default={}),
     ] = field(default_factory=dict)
     data: DataSource = DataSource()
-    start: Annotated[StartingWeights | None, about({"huggingface": "SmolLM2-135M"})] = None
-    seed: Annotated[int, about(ge=0, le=2**31 - 1)] = 0
+    start: Annotated[StartingWeights | None, codec.about({"huggingface": "SmolLM2-135M"})] = None
+    seed: Annotated[int, codec.about(ge=0, le=2**31 - 1)] = 0
 
 
-class Pods(Value):
+class Pods(codec.Value):
     """How many pods the run may have.
 
     Attributes:
@@ -243,12 +414,12 @@ class Pods(Value):
             that fails. Chip-hours and dollars include them.
     """
 
-    min: Annotated[PodCount, about(2)]
-    max: Annotated[PodCount, about(4)]
-    spare: Annotated[int, about(1, ge=0, le=10_000)] = 0
+    min: Annotated[codec.PodCount, codec.about(2)]
+    max: Annotated[codec.PodCount, codec.about(4)]
+    spare: Annotated[int, codec.about(1, ge=0, le=10_000)] = 0
 
 
-class MeshRequest(Value):
+class MeshRequest(codec.Value):
     """Sizes of the mesh axes inside a pod, and the number of pods that share weights.
 
     Attributes:
@@ -265,15 +436,15 @@ class MeshRequest(Value):
     """
 
     # The search chooses what is None. It shares weights between pods only on request.
-    data: Annotated[AxisSize | None, about(notation="axis")] = None
-    expert: Annotated[AxisSize | None, about(notation="axis")] = None
-    fsdp: Annotated[AxisSize | None, about(notation="axis")] = None
-    sequence: Annotated[AxisSize | None, about(notation="axis")] = None
-    tensor: Annotated[AxisSize | None, about(notation="axis")] = None
-    fsdp_dcn: Annotated[AxisSize | None, about(2, notation="axis")] = None
+    data: Annotated[codec.AxisSize | None, codec.about(notation="axis")] = None
+    expert: Annotated[codec.AxisSize | None, codec.about(notation="axis")] = None
+    fsdp: Annotated[codec.AxisSize | None, codec.about(notation="axis")] = None
+    sequence: Annotated[codec.AxisSize | None, codec.about(notation="axis")] = None
+    tensor: Annotated[codec.AxisSize | None, codec.about(notation="axis")] = None
+    fsdp_dcn: Annotated[codec.AxisSize | None, codec.about(2, notation="axis")] = None
 
 
-class Resources(Value):
+class Resources(codec.Value):
     """The requested chips. The same experiment on other chips has another plan.
 
     Attributes:
@@ -289,23 +460,22 @@ class Resources(Value):
             catalog when left out.
     """
 
-    chip: Annotated[str, about("v5p", notation="chip")]
+    chip: Annotated[str, codec.about("v5p", notation="chip")]
     # The content of the chip's file, where it is not a chip of the catalog.
-    chip_definition: Annotated[dict[str, Any] | None, COMPUTED] = None
-    topology: Annotated[str, about("4x4x4", notation="topology")] = AUTO_TOPOLOGY
-    pods: Annotated[Pods, about(notation="pods")] = Pods(min=1, max=1)
-    mesh: Annotated[MeshRequest, about(notation="mesh")] = MeshRequest()
-    goodput: Annotated[Share | None, about("90%", notation="share")] = None
+    chip_definition: Annotated[dict[str, Any] | None, codec.COMPUTED] = None
+    topology: Annotated[str, codec.about("4x4x4", notation="topology")] = AUTO_TOPOLOGY
+    pods: Annotated[Pods, codec.about(notation="pods")] = Pods(min=1, max=1)
+    mesh: Annotated[MeshRequest, codec.about(notation="mesh")] = MeshRequest()
+    goodput: Annotated[codec.Share | None, codec.about("90%", notation="share")] = None
     failures: FailureOptions = field(default_factory=FailureOptions)
-    dollars_per_chip_hour: Annotated[NonNegativeNumber | None, about(4.2)] = None
+    dollars_per_chip_hour: Annotated[codec.NonNegativeNumber | None, codec.about(4.2)] = None
 
     @property
     def has_open_topology(self) -> bool:
-        """Whether slices are to be chosen before there is a plan."""
         return self.topology == AUTO_TOPOLOGY
 
 
-class CompilersChoice(Value):
+class CompilersChoice(codec.Value):
     """What `orch prove --search N --write FILE` notes beside the mesh, the remat and the
     microbatches that it pins. A plan that is no longer the chosen one says so.
 
@@ -316,13 +486,13 @@ class CompilersChoice(Value):
         compiler: The compiler, with its version.
     """
 
-    program: Annotated[Text, about("79374eb1")]
-    scheduled_s: Annotated[PositiveNumber, about(6.36)]
-    compared: Annotated[PositiveInteger, about(6)]
-    compiler: Annotated[Text, about("libtpu 0.0.42.1")]
+    program: Annotated[codec.Text, codec.about("79374eb1")]
+    scheduled_s: Annotated[codec.PositiveNumber, codec.about(6.36)]
+    compared: Annotated[codec.PositiveInteger, codec.about(6)]
+    compiler: Annotated[codec.Text, codec.about("libtpu 0.0.42.1")]
 
 
-class Spec(Value):
+class Spec(codec.Value):
     """One training experiment, the chips it requests, and how to run, place and track it. A key
     that is left out has the default named here. Suffixes K, M, B and T are decimal.
 
@@ -330,7 +500,7 @@ class Spec(Value):
         name: The name of runs of this spec. No digest covers it: a new name makes no other plan.
     """
 
-    name: Annotated[Name, about("llama3-70b-4pod")]
+    name: Annotated[codec.Name, codec.about("llama3-70b-4pod")]
     experiment: Annotated[
         Experiment,
         Meta(
@@ -351,4 +521,4 @@ class Spec(Value):
     tracking: TrackingOptions = field(default_factory=TrackingOptions)
     choice: CompilersChoice | None = None
     # The `--set key=value` texts that were applied, so that a plan can show them.
-    overrides: Annotated[tuple[str, ...], COMPUTED] = ()
+    overrides: Annotated[tuple[str, ...], codec.COMPUTED] = ()

@@ -21,7 +21,7 @@ from orchestrator.evidence.score.evaluate import (
     summary,
     with_catalog_constants,
 )
-from orchestrator.evidence.score.learn import _Constants, dense_of, learn
+from orchestrator.evidence.score.learn import _Constants, _dense_of, learn
 from orchestrator.evidence.score.published_runs import PUBLISHED, read
 from orchestrator.evidence.score.samples import (
     IN_PIECES,
@@ -62,7 +62,7 @@ def learned() -> str:
 def text_of(samples: list[Sample], constants: _Constants) -> str:
     """Return the file catalog/efficiency.toml."""
 
-    dense = dense_of(samples)
+    dense = _dense_of(samples)
 
     def informed(
         seconds: Callable[[Sample], float], among: list[Sample] = dense

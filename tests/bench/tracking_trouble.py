@@ -26,7 +26,7 @@ from orchestrator.tracking.mlflow import metrics
 from orchestrator.tracking.recorder import BackgroundRecorder, Recorder
 from orchestrator.values.model import Model
 from orchestrator.values.run import Destination, Step
-from orchestrator.values.run_options import CheckpointOptions
+from orchestrator.values.spec import CheckpointOptions
 from tests.clusters import eventually
 from tests.journals import tiny_plan
 from tests.records import duplicate_points, rows, start_tracked_run

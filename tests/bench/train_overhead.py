@@ -23,7 +23,7 @@ import jax
 
 from orchestrator.values.model import Model
 from orchestrator.values.run import Step
-from orchestrator.values.run_options import CheckpointOptions
+from orchestrator.values.spec import CheckpointOptions
 from tests.trainer_plans import plan_of
 from trainers import llama
 from trainers.contract import Program, build, place

@@ -19,8 +19,7 @@ from orchestrator.launch.ray.local_cluster import PrivateCluster, private_cluste
 from orchestrator.launch.ray.slices import emulated_hosts
 from orchestrator.planning.planner import make_plan
 from orchestrator.values.run import Attempt, Run, TimedStep
-from orchestrator.values.run_options import CheckpointOptions, RetryLimits, RunOptions
-from orchestrator.values.spec import Pods, Spec
+from orchestrator.values.spec import CheckpointOptions, Pods, RetryLimits, RunOptions, Spec
 from tests.clusters import variable
 from tests.example_specs import TINY, spec_of
 

@@ -14,7 +14,7 @@ from orchestrator.errors import DataUnusable
 from orchestrator.storage.addresses import address, input_path
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
-from orchestrator.values.run_options import EvaluationOptions
+from orchestrator.values.spec import EvaluationOptions
 from trainers.data.tokens import ShuffledWindows, open_for
 
 # Endless synthetic text with something to learn in it

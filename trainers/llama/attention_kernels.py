@@ -28,7 +28,7 @@ from trainers.llama.collectives import SEQUENCE, all_gather
 
 # Flash attention in plain JAX, forward and backward, for any platform
 
-MOST_KEYS = 512  # in a block
+_MOST_KEYS = 512  # in a block
 _LEAST = -1e30  # a finite start of the maximum: a query may see no key of the first blocks
 
 _Blocks = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]
@@ -159,7 +159,7 @@ def _grouped(x: jax.Array, kv_heads: int) -> jax.Array:
 def _blocks(k: jax.Array, v: jax.Array, documents: Documents | None) -> _Blocks:
     """Keys, values [S/B, b, B, K, H], places [S/B, B] and documents [S/B, b, B] by blocks."""
     b, length, *_ = k.shape
-    size = max(n for n in range(1, min(length, MOST_KEYS) + 1) if length % n == 0)
+    size = max(n for n in range(1, min(length, _MOST_KEYS) + 1) if length % n == 0)
 
     def cut(x: jax.Array) -> jax.Array:
         return x.reshape(b, length // size, size, *x.shape[2:]).swapaxes(0, 1)

@@ -25,7 +25,7 @@ from trainers.llama.collectives import SEQUENCE, TENSOR, all_gather, line, toget
 from trainers.llama.parameters import DTYPES, Parameters, norm
 from trainers.llama.ring import all_gather_matmul, in_arrival_order, in_order, matmul_reduce_scatter
 
-Grouped = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+_Grouped = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Runtime:
 
     plan: Plan
     kernels: Mapping[Scores, Attend]
-    grouped: Grouped
+    grouped: _Grouped
     # For this chip's positions and for all positions, if a row of a batch has several documents.
     documents: Documents | None = None
     # Whether targets may be `NO_WORD`, though each row is one document.

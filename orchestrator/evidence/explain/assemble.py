@@ -201,7 +201,7 @@ _WITH_EVALUATION = (
 )
 
 
-def goodput_section(plan: Plan) -> DerivationSection | None:
+def _goodput_section(plan: Plan) -> DerivationSection | None:
     """Return the derivation; None where the spec states the goodput, or nothing fails."""
     forecast = plan.forecast.goodput
     if forecast.stated or forecast.seconds_between_failures is None:
@@ -314,7 +314,7 @@ def explain(spec: Spec, mfu: float = book.MFU) -> formula.Explanation:
     except SpecError as error:
         no_plan = str(error)
     expected = _expectation(plan) if plan else None
-    goodput = goodput_section(plan) if plan else None
+    goodput = _goodput_section(plan) if plan else None
 
     named = [entry.source for entry in sheet.inputs if entry.source is not None]
     lines = [line for section in sections for line in section.lines]

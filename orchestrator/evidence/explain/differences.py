@@ -18,14 +18,7 @@ from orchestrator.planning.infeasible import Infeasible, factored
 from orchestrator.planning.nearest_specs import nearest_batches
 from orchestrator.planning.planner import make_plan
 from orchestrator.planning.torus import Torus, find_links, make_torus
-from orchestrator.values.plan import (
-    DeviceGroup,
-    Estimate,
-    MemoryPhase,
-    Plan,
-    Reason,
-    Suggestion,
-)
+from orchestrator.values import plan as values
 from orchestrator.values.spec import Batch, Spec
 
 _Figures = dict[str, Any]
@@ -38,7 +31,7 @@ _RENTED = {
 _Words = tuple[str, str, str, str]
 
 
-def differences(spec: Spec, plan: Plan, numbers: dict[str, float]) -> PlanDifferences:
+def differences(spec: Spec, plan: values.Plan, numbers: dict[str, float]) -> PlanDifferences:
     """Return what the plan decides or counts differently, in the order of the derivation."""
     chip, forecast, precision = catalog.chip_of(plan), plan.forecast, plan.precision
     topology = catalog.topology(chip, plan.topology)
@@ -130,7 +123,7 @@ def _say_mesh(
     return about, f"X {fsdp:,} x Y {tensor:,} = {used:,} of {chips:,} chips", planned, why
 
 
-def _batch(spec: Spec, plan: Plan) -> _Figures | None:
+def _batch(spec: Spec, plan: values.Plan) -> _Figures | None:
     """Return what the requested batch would lead to, if the plan changed it: a token then takes
     `longer`, as a share, or there is a `reason` for no plan, and the `nearest` batches.
     """
@@ -156,8 +149,8 @@ def _batch(spec: Spec, plan: Plan) -> _Figures | None:
 
 
 def _say_batch(
-    requested: int, sequences: int, tolerance: float, longer: float | None, reason: Reason | None,
-    nearest: tuple[Suggestion, ...],
+    requested: int, sequences: int, tolerance: float, longer: float | None,
+    reason: values.Reason | None, nearest: tuple[values.Suggestion, ...],
 ) -> _Words:  # fmt: skip
     planned = f"{sequences:,} sequences ({signed_percent(sequences / requested - 1)})"
     if reason is None:
@@ -207,7 +200,7 @@ def _say_tensor(ways: int, length: int, share: float, tokens: float, least: floa
     return f"tensor {ways} on an axis of {length}", derived, planned, why
 
 
-def _say_links(groups: tuple[DeviceGroup, ...], *, switched: bool) -> _Words:
+def _say_links(groups: tuple[values.DeviceGroup, ...], *, switched: bool) -> _Words:
     texts = []
     for group in groups:  # ring of 16 on x, line of 2 on y, ring of 10 on y by 2
         where = " + ".join(
@@ -240,7 +233,7 @@ def _say_bound(**figures: Any) -> _Words:
 
 
 def _say_memory(**figures: Any) -> _Words:
-    phase: MemoryPhase = figures["phase"]
+    phase: values.MemoryPhase = figures["phase"]
     by_d, by_6f = figures["by_d_bytes"] / _GB, figures["by_6f_bytes"] / _GB
     lines = ", ".join(f"{line.name} {line.value / GIB:.2f}" for line in phase.lines)
     peak = f"{in_memory(phase.bytes)} a device at its peak"
@@ -251,7 +244,7 @@ def _say_memory(**figures: Any) -> _Words:
     return "memory", derived, f"{peak}, in the phase {phase.name}: {lines}", why
 
 
-def _say_days(mfu: float, by_6p: float, by_mfu: float, planned: Estimate) -> _Words:
+def _say_days(mfu: float, by_6p: float, by_mfu: float, planned: values.Estimate) -> _Words:
     low, high, middle = planned.lower, planned.unoverlapped, planned.expected
     expected = f"{lasting(middle)} expected, " if middle is not None else ""
     if by_mfu < low:

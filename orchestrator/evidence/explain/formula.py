@@ -261,7 +261,6 @@ class Worksheet:
 
 
 def assumed(mfu: float) -> str:
-    """Return an MFU with the digits that were stated."""
     return f"{mfu * 100:g} % MFU"
 
 

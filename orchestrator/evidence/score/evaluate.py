@@ -230,7 +230,7 @@ def goodput_scores() -> tuple[samples.GoodputScore, ...]:
             samples.GoodputScore(
                 id=run.id,
                 source=run.source,
-                predicted=with_causes(rhythm.share(interval_s), ends, 1.0),
+                predicted=with_causes(rhythm.share(interval_s), ends),
                 reported=run.reported,
                 reported_is=run.reported_is,
                 note=run.note,

@@ -299,28 +299,41 @@ def held_out(samples: list[Sample], key: Key) -> Iterator[tuple[str, list[Sample
         yield name, [s for s in samples if key(s) != name], [s for s in samples if key(s) == name]
 
 
-def is_narrow(sample: Sample) -> bool:
+def _is_narrow(sample: Sample) -> bool:
     """Whether its products are in a type that no activation has."""
     return sample.run.compute != sample.layout.activation_type
 
 
-def dense_of(samples: list[Sample]) -> list[Sample]:
+def _dense_of(samples: list[Sample]) -> list[Sample]:
     """Return the dense runs in the types of activations; all runs where there is none."""
-    return [s for s in samples if not (s.run.model.moe or is_narrow(s))] or samples
+    return [s for s in samples if not (s.run.model.moe or _is_narrow(s))] or samples
 
 
 def learn(samples: list[Sample], key: Key = by_document) -> _Constants:
     """Return the constants of these rows, how sure they are, and how far other keys stray. Dense
     runs in activations' types come first; mixtures and narrow types are learned from the rest.
     """
-    dense = dense_of(samples)
+    dense = _dense_of(samples)
     ids = {sample.run.id for sample in dense}
     rest = [sample for sample in samples if sample.run.id not in ids]
     cached = tuple(sample.run.id for sample in dense), key
     if cached not in _LEARNED:
         _LEARNED[cached] = _learn_dense(dense, key)
     constants = replace(_LEARNED[cached], of_chip=_ranges_of_chips(samples))
-    return _learn_rest(constants, rest, key)
+    found, folds = _fit_rest(rest, constants), list(held_out(rest, key))
+    without = [_fit_rest(train, constants) for _, train, _ in folds]
+    names = (*(unknown.name for unknown in _OF_MIXTURES), *found.quantized)
+    unsure = dict.fromkeys(names, UNKNOWN_TYPE)
+    if len(folds) > 1:
+        unsure = _jackknife(found, without, names)
+    found = replace(found, unsure=constants.unsure | unsure)
+    strays = [
+        (name, _stray(sample, fitted, found), 1 / len(test))
+        for fitted, (name, _, test) in zip(without, folds, strict=True)
+        for sample in test
+        if sample.run.model.moe
+    ]
+    return replace(found, mixture_spread=max(_spread(strays), found.mixture_spread))
 
 
 _LEARNED: dict[tuple[tuple[str, ...], Key], _Constants] = {}  # of rows whose fit took seconds
@@ -354,27 +367,10 @@ def _learn_dense(samples: list[Sample], key: Key) -> _Constants:
     )
 
 
-def _learn_rest(constants: _Constants, samples: list[Sample], key: Key) -> _Constants:
-    found, folds = _fit_rest(samples, constants), list(held_out(samples, key))
-    without = [_fit_rest(train, constants) for _, train, _ in folds]
-    names = (*(unknown.name for unknown in _OF_MIXTURES), *found.quantized)
-    unsure = dict.fromkeys(names, UNKNOWN_TYPE)
-    if len(folds) > 1:
-        unsure = _jackknife(found, without, names)
-    found = replace(found, unsure=constants.unsure | unsure)
-    strays = [
-        (name, _stray(sample, fitted, found), 1 / len(test))
-        for fitted, (name, _, test) in zip(without, folds, strict=True)
-        for sample in test
-        if sample.run.model.moe
-    ]
-    return replace(found, mixture_spread=max(_spread(strays), found.mixture_spread))
-
-
 def _fit_rest(samples: list[Sample], constants: _Constants) -> _Constants:
     """Return the constants with those of mixtures and of narrower types, which these rows show."""
     unknowns = {unknown.name: unknown for unknown in _OF_MIXTURES}
-    for sample in filter(is_narrow, samples):
+    for sample in filter(_is_narrow, samples):
         name, known = _type_of(sample), constants.efficiency(sample.run.chip).matmul.value
         deviation = UNKNOWN_TYPE / known
         unknowns[name] = _Unknown(
@@ -466,7 +462,7 @@ def _weighted_quantile(weighted: list[tuple[float, float]], share: float) -> flo
 
 def baseline(samples: list[Sample]) -> Callable[[Sample], float]:
     """Return a simple baseline: one MFU for each kind of chip, the median of its dense rows."""
-    dense = dense_of(samples)
+    dense = _dense_of(samples)
     every = float(np.median([sample.mfu for sample in dense]))
     of_chip = {
         chip: float(np.median([s.mfu for s in dense if s.run.chip == chip]))

@@ -186,9 +186,22 @@ def model_of(keys: UsedKeys) -> _Values:
         block = "llama2"
     of_block, experts = _BLOCKS[block], keys.whole("num_experts")
     name = str(keys["model_name"])
+    # Sizes are grown by the global scale, a power of two spread over widths and layers.
+    scale = keys.whole("global_parameter_scale")
+    if scale < 1 or scale & (scale - 1):
+        keys.refuse("global_parameter_scale", "must be a power of two")
+        scale = 1
+    base, rest = divmod(int(log2(scale)), 3)
+    heads, width = 2 ** (base + (rest > 0)), 2 ** (base + (rest > 1))
     model = {
         "name": "maxtext" if name == "default" else re.sub("[._]", "-", name).lower(),
-        **_model_sizes(keys),
+        "layers": 2**base * keys.whole("base_num_decoder_layers"),
+        "d_model": width * keys.whole("base_emb_dim"),
+        "d_ff": heads * keys.whole("base_mlp_dim"),
+        "heads": heads * keys.whole("base_num_query_heads"),
+        "kv_heads": heads * keys.whole("base_num_kv_heads"),
+        "head_dim": keys.whole("head_dim"),
+        "vocab": keys.whole("vocab_size"),
         "tied": bool(keys["logits_via_embedding"]),
         "rope_theta": float(keys.number("rope_max_timescale")),
         "norm_epsilon": float(keys.number("normalization_layer_epsilon")),
@@ -241,25 +254,6 @@ def comparable(model: Model) -> Model:
         model = replace(model, rope_theta=1.0)  # nothing turns
     activation = model.activation or ("silu" if model.gated else "gelu")
     return replace(model, name="model", mtp_layers=0, activation=activation, moe=moe)
-
-
-def _model_sizes(keys: UsedKeys) -> dict[str, int]:
-    """Return sizes, grown by the global scale, a power of two spread over widths and layers."""
-    scale = keys.whole("global_parameter_scale")
-    if scale < 1 or scale & (scale - 1):
-        keys.refuse("global_parameter_scale", "must be a power of two")
-        scale = 1
-    base, rest = divmod(int(log2(scale)), 3)
-    heads, width = 2 ** (base + (rest > 0)), 2 ** (base + (rest > 1))
-    return {
-        "layers": 2**base * keys.whole("base_num_decoder_layers"),
-        "d_model": width * keys.whole("base_emb_dim"),
-        "d_ff": heads * keys.whole("base_mlp_dim"),
-        "heads": heads * keys.whole("base_num_query_heads"),
-        "kv_heads": heads * keys.whole("base_num_kv_heads"),
-        "head_dim": keys.whole("head_dim"),
-        "vocab": keys.whole("vocab_size"),
-    }
 
 
 def _mlp(keys: UsedKeys, block: str) -> _Values:

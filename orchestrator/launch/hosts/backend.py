@@ -16,10 +16,9 @@ from orchestrator import storage
 from orchestrator.errors import Superseded
 from orchestrator.journal.run_journal import Journal
 from orchestrator.launch import backend
-from orchestrator.launch.backend import OnState
+from orchestrator.launch.backend import OnState, Preflight, PreflightRequest
 from orchestrator.launch.hosts import meeting as meetings
 from orchestrator.launch.hosts.host_process import start_program
-from orchestrator.launch.preflight import Preflight, PreflightRequest
 from orchestrator.values.plan import Plan
 
 _POLL_S = 0.1

@@ -20,8 +20,7 @@ from pathlib import Path
 
 from orchestrator import processes
 from orchestrator.errors import JournalUnwritable
-from orchestrator.launch import preflight
-from orchestrator.launch.backend import WorkerArgs
+from orchestrator.launch.backend import WorkerArgs, describe_host
 from orchestrator.launch.hosts import meeting as meetings
 from orchestrator.storage.addresses import folder, is_copy
 from orchestrator.values import codec
@@ -68,7 +67,7 @@ class _Host:
             self.state = replace(self.state, run=None, code=code, free_port=processes.free_port())
         question = self.meeting.question()
         if question and self.state.answer_to(question) is None:
-            host = preflight.describe(str(self.state.host), question.file, question.secrets)
+            host = describe_host(str(self.state.host), question.file, question.secrets)
             self.state = replace(self.state, answer=meetings.Answer(id=question.id, host=host))
         self.state = replace(self.state, beat=self.state.beat + 1)
         self.meeting.join(self.state)

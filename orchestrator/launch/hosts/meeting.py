@@ -18,8 +18,7 @@ import msgspec
 from orchestrator import storage
 from orchestrator.errors import JournalUnreadable
 from orchestrator.journal import boundary, files
-from orchestrator.launch.backend import WorkerArgs
-from orchestrator.launch.preflight import PreflightHost, PreflightReport
+from orchestrator.launch.backend import PreflightHost, PreflightReport, WorkerArgs
 from orchestrator.storage import copies
 from orchestrator.values import codec
 from orchestrator.values.codec import Value

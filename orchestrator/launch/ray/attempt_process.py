@@ -17,7 +17,7 @@ from orchestrator.launch.backend import AttemptEvent, Slice, WorkerArgs
 from orchestrator.values import codec
 from orchestrator.values.codec import Value
 
-E = TypeVar("E")
+_E = TypeVar("_E")
 SIGN_OF_LIFE_S = 5.0  # between the empty lines of an attempt process
 
 
@@ -40,16 +40,16 @@ _RAY_TRAIN = {
 }
 
 
-class JsonProcess(Generic[E]):
+class JsonProcess(Generic[_E]):
     """A process that takes values and gives events, one line of JSON each, `last` at its end."""
 
-    def __init__(self, process: subprocess.Popen[bytes], last: E) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], last: _E) -> None:
         self.process, self._last, self.heard_s = process, last, time.monotonic()
-        self._events: queue.SimpleQueue[E] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[_E] = queue.SimpleQueue()
         self.listener = threading.Thread(target=self._listen, daemon=True)
         self.listener.start()
 
-    def next_event(self, timeout_s: float) -> E | None:
+    def next_event(self, timeout_s: float) -> _E | None:
         with suppress(queue.Empty):
             return self._events.get(timeout=timeout_s)
         return None

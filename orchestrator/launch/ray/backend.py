@@ -19,14 +19,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray.util.tpu import get_num_tpu_slices
 
-from orchestrator.launch import preflight as this_host
-from orchestrator.launch.backend import JOB_ENDED, AttemptSpec, ClusterUnusable, OnState
-from orchestrator.launch.preflight import (
-    Preflight,
-    PreflightHost,
-    PreflightReport,
-    PreflightRequest,
-)
+from orchestrator.launch import backend
 from orchestrator.launch.provenance import ARCHIVE
 from orchestrator.launch.ray import private_api, slices
 from orchestrator.launch.ray.attempt import join_cluster
@@ -60,7 +53,7 @@ class _RayJobs:
                 socket.create_connection((host, port), timeout=_REACH_LIMIT_S).close()
             except OSError as error:
                 why = f"nothing answers on port {port}: {error.strerror or error}"
-                raise ClusterUnusable(f"{address}: {why}") from error
+                raise backend.ClusterUnusable(f"{address}: {why}") from error
             for name in _OTHER_ADDRESSES:
                 os.environ.pop(name, None)
             logging.getLogger("ray").setLevel(logging.ERROR)
@@ -69,8 +62,12 @@ class _RayJobs:
             self._client = private_api.job_client(address)
 
     def preflight(
-        self, plan: Plan, request: PreflightRequest, archive: bytes | None, on_state: OnState
-    ) -> Preflight:
+        self,
+        plan: Plan,
+        request: backend.PreflightRequest,
+        archive: bytes | None,
+        on_state: backend.OnState,
+    ) -> backend.Preflight:
         """Look at what the cluster has for a run. An interrupt ends the job that looks."""
         names = (plan.topology, slices.pod_type(plan), slices.accelerator_type(plan))
         asked = codec.to_json(request).decode()
@@ -81,18 +78,20 @@ class _RayJobs:
                 state, why = answer
                 on_state(state)
         except KeyboardInterrupt:
-            with suppress(ClusterUnusable):
+            with suppress(backend.ClusterUnusable):
                 self.end(job)
             raise
         if state != "SUCCEEDED":
-            raise ClusterUnusable(f"{self.address}: {why or self.why(job)}")
+            raise backend.ClusterUnusable(f"{self.address}: {why or self.why(job)}")
         with self.in_plain_words("does not answer"):
             log = str(self._client.get_job_logs(job))
         reports = [line for line in log.splitlines() if line.startswith(_MARK)]
         if not reports:
-            raise ClusterUnusable("the preflight job printed no report: see its log on the cluster")
-        report = codec.from_json(reports[-1].removeprefix(_MARK), PreflightReport)
-        return Preflight(request=request, report=report)
+            raise backend.ClusterUnusable(
+                "the preflight job printed no report: see its log on the cluster"
+            )
+        report = codec.from_json(reports[-1].removeprefix(_MARK), backend.PreflightReport)
+        return backend.Preflight(request=request, report=report)
 
     def start(self, words: Sequence[str], archive: bytes | None, name: str | None = None) -> str:
         """Start `python WORDS` as a job, in the code that travels or in the cluster's own."""
@@ -125,7 +124,7 @@ class _RayJobs:
         """The jobs that have not ended, but for those that nobody submitted as a job."""
         with self.in_plain_words("does not answer"):
             jobs = [job for job in self._client.list_jobs() if job.submission_id]
-        return [str(job.submission_id) for job in jobs if job.status.value not in JOB_ENDED]
+        return [str(job.submission_id) for job in jobs if job.status.value not in backend.JOB_ENDED]
 
     def end(self, job: str) -> None:
         """End a job. Ray kills its processes that have not ended in 3 s."""
@@ -136,7 +135,7 @@ class _RayJobs:
     def in_plain_words(self, what: str) -> Iterator[None]:
         try:
             yield
-        except ClusterUnusable:
+        except backend.ClusterUnusable:
             raise
         except Exception as error:  # RuntimeError, Ray's own errors, and its HTTP client's
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -144,7 +143,7 @@ class _RayJobs:
             if type(error).__name__ == "AuthenticationError":
                 why = f"it asks for a token: {_TOKEN}"
             why = why or type(error).__name__
-            raise ClusterUnusable(f"{self.address}: {what}: {why}") from error
+            raise backend.ClusterUnusable(f"{self.address}: {what}: {why}") from error
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
@@ -154,7 +153,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
     except ValueError:
         host, port = None, None
     if not host or (port is None and parts.scheme not in ("http", "https")):
-        raise ClusterUnusable(
+        raise backend.ClusterUnusable(
             f"{address!r} is not the address of a cluster: use that of its dashboard, for example"
             f" http://10.0.0.2:{_JOBS_PORT}, or of its head, 10.0.0.2:6379"
         )
@@ -168,7 +167,7 @@ class RayBackend:
     def connect(self, address: str) -> _RayJobs:
         return _RayJobs(address)
 
-    def attempt(self, spec: AttemptSpec) -> AttemptProcess:
+    def attempt(self, spec: backend.AttemptSpec) -> AttemptProcess:
         """An attempt on the cluster of RAY_ADDRESS, in whose job the driver runs."""
         module = (*MODULE, "orchestrator.launch.ray.attempt")
         return AttemptProcess([*module, codec.to_json(spec).decode()])
@@ -180,7 +179,7 @@ class RayBackend:
 def main(argv: list[str]) -> None:
     """Join the cluster, look, and print the report."""
     asked, topology, kind, accelerator = argv
-    request = codec.from_json(asked, PreflightRequest)
+    request = codec.from_json(asked, backend.PreflightRequest)
     join_cluster(os.environ["RAY_ADDRESS"])
     free = private_api.free_resources()
     nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -202,17 +201,19 @@ def main(argv: list[str]) -> None:
     hosts = [_here(request)]
     for task, name in pending.items():
         try:
-            hosts.append(ray.get(task) if task in done else PreflightHost(name=name))
+            hosts.append(ray.get(task) if task in done else backend.PreflightHost(name=name))
         except ray.exceptions.RayError as error:  # the host is gone, or cannot start a process
             *_, fault = str(error).strip().splitlines() or [type(error).__name__]
-            hosts.append(PreflightHost(name=name, fault=fault[:_MOST_OF_FAULT]))
+            hosts.append(backend.PreflightHost(name=name, fault=fault[:_MOST_OF_FAULT]))
     unused = max(present - len(used), 0)
-    report = PreflightReport(present=present, free=unused, others=dict(others), hosts=tuple(hosts))
+    report = backend.PreflightReport(
+        present=present, free=unused, others=dict(others), hosts=tuple(hosts)
+    )
     print(_MARK + codec.to_json(report).decode(), flush=True)
 
 
-def _here(request: PreflightRequest) -> PreflightHost:
-    return this_host.describe(socket.gethostname(), request.file, request.secrets)
+def _here(request: backend.PreflightRequest) -> backend.PreflightHost:
+    return backend.describe_host(socket.gethostname(), request.file, request.secrets)
 
 
 if __name__ == "__main__":

@@ -1,33 +1,231 @@
-"""Sends a run from its journal to MLflow, live or to repair an older record. A tag in MLflow,
-written after the points it counts, says how much it has: syncs may be repeated and interrupted.
+"""The record of a run in MLflow: params, tags, a note, files, and its metrics, sent from its
+journal, live or to repair an older record. A tag in MLflow, written after the points it counts,
+says how much it has: syncs may be repeated and interrupted.
 """
 
+import os
+import stat
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from orchestrator import journal as journals
 from orchestrator.errors import JournalUnreadable
 from orchestrator.evidence.report import make_report
 from orchestrator.evidence.studies import report_of_study
-from orchestrator.journal import boundary
-from orchestrator.journal.run_journal import Journal, noted_tracking
+from orchestrator.formatting import GIB
+from orchestrator.journal import boundary, files
+from orchestrator.journal.files import UNCOMMITTED
+from orchestrator.journal.listing import StudyJournal, trial_of
+from orchestrator.journal.run_journal import Journal, list_logs, noted_tracking
+from orchestrator.journal.run_state import first_line, last_attempt_text
 from orchestrator.journal.steps import StepReader
-from orchestrator.journal.study_journal import StudyJournal, trial_of
+from orchestrator.network.rematerialization import text_of
 from orchestrator.tracking.destinations import RunNotRecorded
-from orchestrator.tracking.mlflow import metadata, metrics
-from orchestrator.tracking.mlflow.metrics import MetricPoint
+from orchestrator.tracking.mlflow import metrics
+from orchestrator.tracking.mlflow.metrics import NOT_IN_A_NAME, MetricPoint, of_plan, of_proof
 from orchestrator.tracking.mlflow.store import MOST_PARAMS, MOST_POINTS, Status, Store, StoredRun
 from orchestrator.values import codec
+from orchestrator.values import study as studies
+from orchestrator.values.codec import Value
+from orchestrator.values.plan import Plan
+from orchestrator.values.proof import Proof
 from orchestrator.values.run import LIVE, Run
-from orchestrator.values.study import (
-    ScalingReport,
-    StudyState,
-    SweepReport,
-    kind_text,
-    settings_text,
-)
+from orchestrator.values.spec import Spec
+
+# Tags that a later sync reads again.
+RUN_ID, STEPS_RECORDED = "orch.id", "orch.steps_recorded"
+# What the filters of the views read: the charts of chips and of rehearsals are apart.
+REHEARSAL = "orch.rehearsal"
+DESCRIBED, ARTIFACTS = "orch.described", "orch.artifacts"
+NOTE, _PARENT, _COMMIT = "mlflow.note.content", "mlflow.parentRunId", "mlflow.source.git.commit"
+_LONGEST_TAG = 8_000
+_MOST_RANKS = 8
+REPORT = "report.html"
+_LONGEST_NAME, _LONGEST_VALUE = 250, 6_000
+_SPEC_ARTIFACT = "spec.json"
+# Only the end of a longer file is sent, and its first line says so.
+_LONGEST_LOG_BYTES, _LONGEST_FILE_BYTES = 1 << 20, 256 << 20
+
+
+class _Description(Value):
+    """All that is sent once, and again when it changes."""
+
+    params: Mapping[str, str]
+    tags: Mapping[str, str]
+    points: tuple[MetricPoint, ...]
+
+    @property
+    def digest(self) -> str:
+        return codec.digest(self)
+
+
+def description(journal: Journal, run: Run, parent: str | None) -> _Description:
+    # A plan or proof that cannot be read is left out.
+    plans = {attempt.number: _plan_of(journal, attempt.plan_digest) for attempt in run.attempts}
+    newest = _plan_of(journal, run.plan_digest)
+    first = plans[run.attempts[0].number] if run.attempts else newest
+    points = of_plan(first, run.submitted_at_s, 0) if first else []
+    for attempt in run.attempts[1:]:
+        plan = plans[attempt.number]
+        if plan and plan != plans[attempt.number - 1]:
+            points += of_plan(plan, attempt.started_at_s, attempt.number - 1)
+    proof = None
+    with suppress(JournalUnreadable):  # a rehearsal has the proof of the plan that it rehearses
+        proof = journal.proof(journal.full_plan(run).digest)
+    if proof:
+        points += of_proof(proof, run.submitted_at_s)
+    return _Description(
+        params=_params(journal.spec()), tags=_tags(run, parent, newest, proof), points=tuple(points)
+    )
+
+
+def _plan_of(journal: Journal, digest: str) -> Plan | None:
+    try:
+        return journal.plan(digest)
+    except JournalUnreadable:
+        return None
+
+
+def _tags(run: Run, parent: str | None, plan: Plan | None, proof: Proof | None) -> dict[str, str]:
+    tags = {
+        "orch.run": run.run,
+        REHEARSAL: yes_or_no(run.rehearsal),
+        "orch.kind": "rehearsal" if run.rehearsal else "real",
+        "orch.state": run.state,
+        "orch.why": first_line(run.detail),
+        "orch.attempts": str(len(run.attempts)),
+        "orch.spec_digest": run.spec_digest,
+        "orch.plan_digest": run.plan_digest,
+        "orch.rehearses": run.rehearses or "",
+        "orch.journal": run.journal,
+        "orch.study": run.study or "",
+        _PARENT: parent or "",
+        NOTE: _note(run, plan, proof),
+    }
+    if plan:
+        tags |= {
+            "orch.chip": plan.chip,
+            "orch.topology": plan.topology,
+            "orch.mesh": ", ".join(f"{axis} {size}" for axis, size in plan.mesh.items()),
+            "orch.remat": text_of(plan.remat),
+            "orch.mfu_definition": plan.forecast.mfu_definition,
+        }
+    tags |= {f"orch.environment.{name}": value for name, value in run.environment.items()}
+    if commit := run.environment.get("git_commit"):
+        tags[_COMMIT] = commit
+    return {name: _fitting(text) for name, text in tags.items() if text}
+
+
+def yes_or_no(holds: bool) -> str:
+    return "yes" if holds else "no"
+
+
+def _fitting(text: str) -> str:
+    ending = " ... (cut here; the journal has all of it)"
+    return text if len(text) <= _LONGEST_TAG else text[: _LONGEST_TAG - len(ending)] + ending
+
+
+def _note(run: Run, plan: Plan | None, proof: Proof | None) -> str:
+    """Return the run in a few lines, as MLflow shows them on its page."""
+    lines = [f"**{run.run}** {run.state}: {run.steps_done:,} of {run.steps:,} steps."]
+    if run.rehearsal:
+        lines.append("A rehearsal: a small copy, on this machine's CPU devices.")
+    if run.state not in LIVE and (why := run.detail or last_attempt_text(run.attempts)):
+        lines.append(f"Why: {first_line(why)}")
+    if plan:
+        mfu, step_s = plan.forecast.mfu.lower, plan.forecast.step_s.lower
+        basis = ", for chips and not for CPU devices" if run.rehearsal else ""
+        if run.rehearsal and plan.chip_profile:
+            basis = ", by the measured speed of this machine"
+        lines.append(
+            f"Plan {codec.short(plan.digest)}: {plan.model.name} on {plan.pods} pods of"
+            f" {plan.topology}, {plan.chips:,} {plan.chip} chips. Roofline MFU {mfu * 100:.1f} %,"
+            f" {step_s:.4g} s a step at least{basis}."
+        )
+    if run.recent:
+        speed = "" if run.recent.mfu is None else f", MFU {run.recent.mfu * 100:.1f} %"
+        lines.append(f"Measured: {run.recent.step_s:.4g} s a step{speed}.")
+    if proof:
+        peak, allowed = proof.peak_hbm_bytes_per_device, proof.hbm_bytes_per_device
+        verdict = "fits" if proof.fits else "does not fit"
+        lines.append(f"Compiled: {verdict}, {peak / GIB:.2f} of {allowed / GIB:.2f} GiB.")
+    if run.tracking and run.state not in LIVE:
+        query = f"path={REPORT}&run_uuid={run.tracking.run_id}"
+        lines.append(f"Report: [{REPORT}](get-artifact?{query}), among the artifacts.")
+    lines.append(f"Journal: `{run.journal}`, shown by `orch status {run.run}`")
+    return "\n\n".join(lines)
+
+
+def artifacts(journal: Journal, run: Run) -> dict[str, Path]:
+    """Return the files that MLflow keeps, by name there. Logs follow once the run has ended."""
+    places = journal.paths
+    found = {_SPEC_ARTIFACT: places.spec, REPORT: journal.path / REPORT}
+    for folder in (places.plans, places.proofs, places.documents):
+        names = [name for name in files.names(folder) if not name.startswith(".")]
+        shown = [folder / name for name in names if name != UNCOMMITTED]
+        found |= {f"{folder.name}/{path.name}": path for path in shown}
+    if run.state not in LIVE:
+        for attempt in run.attempts:
+            for log in list_logs(journal.path, run, attempt=attempt.number)[: _MOST_RANKS + 1]:
+                prefix = "" if log.attempt is None else f"attempt-{log.attempt}-"
+                found[f"logs/{prefix}{log.path.name}"] = log.path
+    return {name: path for name, path in found.items() if _is_file(path)}
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(boundary.status_of(path).st_mode)
+    except OSError:
+        return False
+
+
+def _version_of(sent: Mapping[str, Path]) -> str:
+    """Return a digest of names, sizes and times: it changes when files must be sent again."""
+    stats = {name: boundary.status_of(path) for name, path in sent.items()}
+    return codec.digest({name: (found.st_size, found.st_mtime_ns) for name, found in stats.items()})
+
+
+def _short_copy(path: Path, copy: Path) -> Path:
+    """Copy a file, or the end of a long one after a line that says so; return the copy."""
+    longest = _LONGEST_LOG_BYTES if path.suffix == ".log" else _LONGEST_FILE_BYTES
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    with boundary.reading_file(path) as file, copy.open("wb") as out:
+        size = os.fstat(file.fileno()).st_size
+        if size > longest:
+            out.write(f"(the last {longest:,} of {size:,} bytes; all of it: {path})\n".encode())
+            file.seek(size - longest)
+        out.write(file.read(longest))
+    return copy
+
+
+def _params(spec: Spec | Mapping[str, Any]) -> dict[str, str]:
+    """Return every value of a spec under its dotted key; a pointer where it is too long."""
+    params = {}
+    for key, value in _leaves("", msgspec.to_builtins(spec)):
+        name = NOT_IN_A_NAME.sub("_", key)
+        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        if len(name) > _LONGEST_NAME:
+            name = name[: _LONGEST_NAME - 1] + "_"
+            text = f"in artifact {_SPEC_ARTIFACT}: the key is too long"
+        elif len(text) > _LONGEST_VALUE:
+            text = f"in artifact {_SPEC_ARTIFACT}: {len(text):,} characters are too many"
+        params[name] = text
+    return params
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _leaves(f"{key}.{name}" if key else name, inner)
+    else:
+        yield key, value
+
 
 _CURVES = "orch.curves"
 _STATUS: dict[str, Status] = {
@@ -36,7 +234,7 @@ _STATUS: dict[str, Status] = {
     "cancelled": "KILLED",
     "lost": "FAILED",
 }
-_PARENT_STATUS: dict[StudyState, Status] = {
+_PARENT_STATUS: dict[studies.StudyState, Status] = {
     "running": "RUNNING",
     "stopped": "FAILED",
     "succeeded": "FINISHED",
@@ -46,10 +244,12 @@ _PARENT_STATUS: dict[StudyState, Status] = {
 # --- the points of a study's MLflow run: MFU and speed over pods, or the losses of a sweep
 
 
-def _study_points(report: ScalingReport | SweepReport, at_s: float) -> list[MetricPoint]:
+def _study_points(
+    report: studies.ScalingReport | studies.SweepReport, at_s: float
+) -> list[MetricPoint]:
     # Those of a trial come once no run of it will change them: a server takes no point back.
     points: list[MetricPoint] = []
-    if isinstance(report, SweepReport):
+    if isinstance(report, studies.SweepReport):
         for trial in report.trials:
             points += metrics.finite({metrics.SWEEP_LOSS: trial.loss}, at_s, trial.number)
         return points
@@ -91,13 +291,13 @@ def _parent_of(journal: Journal, run: Run, store: Store) -> str | None:
     status = _PARENT_STATUS[study.status().state]
     if parent.status != status:
         store.set_status(parent.id, status, None)
-    page = study.path / metadata.REPORT
-    version = metadata.version_of({metadata.REPORT: page}) if page.exists() else None
-    if version and parent.tags.get(metadata.ARTIFACTS) != version:
+    page = study.path / REPORT
+    version = _version_of({REPORT: page}) if page.exists() else None
+    if version and parent.tags.get(ARTIFACTS) != version:
         with tempfile.TemporaryDirectory() as folder:
-            copy = metadata.short_copy(page, Path(folder) / metadata.REPORT)
+            copy = _short_copy(page, Path(folder) / REPORT)
             store.log_file(parent.id, copy, None)
-        store.log(parent.id, tags={metadata.ARTIFACTS: version})
+        store.log(parent.id, tags={ARTIFACTS: version})
     if run.state in LIVE:
         return parent.id
     # The curves of the study, where they have changed.
@@ -106,7 +306,7 @@ def _parent_of(journal: Journal, run: Run, store: Store) -> str | None:
     points = _study_points(report, max(ended, default=opened.at_s))
     tags = {_CURVES: codec.digest(points)}
     if parent.tags.get(_CURVES) != tags[_CURVES]:
-        best = report.best if isinstance(report, SweepReport) else None
+        best = report.best if isinstance(report, studies.SweepReport) else None
         for trial in opened.study.trials:
             if trial.number == best and trial.settings:
                 settings = trial.settings.items()
@@ -122,22 +322,22 @@ def _find_or_create(study: StudyJournal, store: Store) -> StoredRun:
         stored = store.run(noted.run_id)
     if stored and not stored.deleted:
         return stored
-    tagged = [found for found in store.tagged(metadata.RUN_ID, opened.id) if not found.deleted]
+    tagged = [found for found in store.tagged(RUN_ID, opened.id) if not found.deleted]
     if tagged:
         stored = tagged[0]
     else:
         config = opened.study
         varied, repeats = ", ".join(config.vary), f"{config.repeats} of each"
         trials = f"{len(config.trials)} trials over {varied}, {repeats}"
-        about = f"**{study.key}**: {kind_text(config.scaling)}, {trials}."
+        about = f"**{study.key}**: {studies.kind_text(config.scaling)}, {trials}."
         tags = {
-            metadata.RUN_ID: opened.id,
+            RUN_ID: opened.id,
             "orch.kind": "study",
             "orch.study": study.key,
-            metadata.REHEARSAL: metadata.yes_or_no(opened.rehearsal),
+            REHEARSAL: yes_or_no(opened.rehearsal),
             "orch.study_kind": config.kind,
             "orch.scaling": config.scaling or "",
-            metadata.NOTE: f"{about}\n\nJournal: `{study.path}`",
+            NOTE: f"{about}\n\nJournal: `{study.path}`",
         }
         tags = {name: text for name, text in tags.items() if text}
         stored = store.create(study.key, opened.at_s, tags)
@@ -164,10 +364,10 @@ class RunExport:
             if self._stored is None:
                 self._stored = self._find_or_create(run)
                 self._tags, self._status = dict(self._stored.tags), self._stored.status
-                self._steps = int(self._tags.get(metadata.STEPS_RECORDED, 0))
+                self._steps = int(self._tags.get(STEPS_RECORDED, 0))
             self._send_description(self._stored, run)
             for points, steps in self._batches(run):
-                self._send(self._stored, points, {metadata.STEPS_RECORDED: str(steps)})
+                self._send(self._stored, points, {STEPS_RECORDED: str(steps)})
                 self._steps = steps
                 on_steps(steps)
             if run.state not in LIVE and run.steps_done:
@@ -189,7 +389,7 @@ class RunExport:
         """Return the one MLflow run of this run: the noted, the tagged, or a new one. Another that
         carries the tag is a ghost, whose answer was lost: it is deleted.
         """
-        noted, tag = None, metadata.RUN_ID
+        noted, tag = None, RUN_ID
         if run.tracking and run.tracking.uri == self._store.where.uri:
             noted = self._store.run(run.tracking.run_id)
         if noted and noted.deleted:
@@ -203,7 +403,7 @@ class RunExport:
             name = run.run
             if found := trial_of(self._journal, run.study):
                 study, trial = found
-                name = f"{settings_text(trial.settings, study.vary)}: {name}"
+                name = f"{studies.settings_text(trial.settings, study.vary)}: {name}"
             stored = self._store.create(name, run.submitted_at_s, {tag: run.id})
         tracking = self._store.tracked(stored.id)
         winner = journals.track(self._journal, tracking, instead=noted is None)
@@ -214,13 +414,13 @@ class RunExport:
 
     def _send_description(self, stored: StoredRun, run: Run) -> None:
         run = replace(run, tracking=self._store.tracked(stored.id))
-        new = metadata.description(self._journal, run, _parent_of(self._journal, run, self._store))
-        if self._tags.get(metadata.DESCRIBED) == new.digest:
+        new = description(self._journal, run, _parent_of(self._journal, run, self._store))
+        if self._tags.get(DESCRIBED) == new.digest:
             return
         missing = [item for item in new.params.items() if item[0] not in stored.params]
         for at in range(0, len(missing), MOST_PARAMS):
             self._store.log(stored.id, params=dict(missing[at : at + MOST_PARAMS]))
-        self._send(stored, new.points, {**new.tags, metadata.DESCRIBED: new.digest})
+        self._send(stored, new.points, {**new.tags, DESCRIBED: new.digest})
 
     def _send(self, stored: StoredRun, points: Sequence[MetricPoint], tags: dict[str, str]) -> None:
         """Send points, and after them the tags that count them."""
@@ -253,16 +453,16 @@ class RunExport:
             yield batch, done
 
     def _send_files(self, stored: StoredRun, run: Run) -> None:
-        files = metadata.artifacts(self._journal, run)
-        version = metadata.version_of(files)
-        if self._tags.get(metadata.ARTIFACTS) == version:
+        files = artifacts(self._journal, run)
+        version = _version_of(files)
+        if self._tags.get(ARTIFACTS) == version:
             return
         with tempfile.TemporaryDirectory() as folder:
             for name, path in files.items():
                 inside, _, _ = name.rpartition("/")
-                copy = metadata.short_copy(path, Path(folder) / name)
+                copy = _short_copy(path, Path(folder) / name)
                 self._store.log_file(stored.id, copy, inside or None)
-        self._send(stored, [], {metadata.ARTIFACTS: version})
+        self._send(stored, [], {ARTIFACTS: version})
 
 
 def _last_seen_at_s(run: Run) -> float:

@@ -21,7 +21,7 @@ from orchestrator.tracking.destinations import NotRecorded
 from orchestrator.tracking.mlflow.metrics import MetricPoint
 from orchestrator.values.codec import Value
 from orchestrator.values.run import Destination, TrackedRun
-from orchestrator.values.run_options import TrackingOptions
+from orchestrator.values.spec import TrackingOptions
 
 TRACKER = "mlflow"
 _VARIABLE = "MLFLOW_TRACKING_URI"

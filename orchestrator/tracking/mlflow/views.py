@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from orchestrator.tracking.destinations import NotRecorded
-from orchestrator.tracking.mlflow.metadata import REHEARSAL, yes_or_no
+from orchestrator.tracking.mlflow.export import REHEARSAL, yes_or_no
 from orchestrator.tracking.mlflow.store import Store
 from orchestrator.values.run import ViewLink
 
