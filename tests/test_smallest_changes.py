@@ -91,7 +91,7 @@ def test_an_mlp_is_its_matmuls(copy: Path) -> None:
 
 def test_a_mesh_axis_is_an_entry_with_its_collective(copy: Path) -> None:
     """The spec names it, the search places it on the torus, the ledger has its line."""
-    edit(copy, "values/spec.py", "    fsdp: Annotated", "    lane: AxisSize | None = None\n")
+    edit(copy, "values/spec.py", "    fsdp: Annotated", "    lane: codec.AxisSize | None = None\n")
     entry = '    Parallelism("lane", links=("ici",), exchanges=("gradient_reduction",)),\n'
     edit(copy, "network/mesh_axes.py", '    Parallelism("fsdp"', entry)
     edit(copy, "network/mesh_axes.py", '"fsdp"),\n    "length"', '"lane", ')
@@ -106,7 +106,10 @@ def test_a_mesh_axis_is_an_entry_with_its_collective(copy: Path) -> None:
 def test_a_mesh_axis_between_slices_is_an_entry(copy: Path) -> None:
     """Its size in the spec and its place in the table: slices share weights along it too."""
     edit(
-        copy, "values/spec.py", "    fsdp_dcn: Annotated", "    layer_dcn: AxisSize | None = None\n"
+        copy,
+        "values/spec.py",
+        "    fsdp_dcn: Annotated",
+        "    layer_dcn: codec.AxisSize | None = None\n",
     )
     entry = '    Parallelism("layer_dcn", links=("dcn",), exchanges=WEIGHT_EXCHANGES),\n'
     edit(copy, "network/mesh_axes.py", '    Parallelism("fsdp_dcn"', entry)
