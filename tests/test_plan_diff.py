@@ -160,7 +160,7 @@ def test_the_command_compares_two_files(orch: RunOrch) -> None:
     labels = [line[2:12].strip() for line in first.splitlines()[1:6]]
     assert labels == ["fits", "time", "cost", "MFU", "bound by"]
     verdict, _, next_command = last.replace("\n", " ").strip().rpartition(" Next: ")
-    assert verdict.startswith("The second takes 37 % of the time and costs 1.7 times as much.")
+    assert verdict.startswith("The second takes 39 % of the time and costs 1.8 times as much.")
     assert verdict.endswith("It is bound by ici tensor, not matmul.")
     assert next_command == f"orch plan {FOUR_PODS}"
     printed = json.loads(orch("plan", ONE_POD, FOUR_PODS, "--json").stdout)

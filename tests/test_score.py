@@ -166,7 +166,10 @@ def test_no_shipped_spec_contradicts_a_published_run() -> None:
             changes = ("experiment.remat=full",) if run.remat == "full" else ()
             if changes not in plans:
                 plans[changes] = plan(path, changes)
-            mfu = plans[changes].forecast.mfu
+            forecast = plans[changes].forecast
+            if any(outside.axis == "tokens" for outside in forecast.extrapolations):
+                continue  # products of so few rows are no published run's
+            mfu = forecast.mfu
             assert mfu.low is not None
             assert mfu.high is not None
             assert mfu.low <= sample.mfu <= mfu.high, (path.name, run.id)
