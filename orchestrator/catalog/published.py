@@ -112,6 +112,27 @@ def shared_efficiency(name: str) -> LearnedConstant:
     return msgspec.convert(table(_LEARNED)["shared"][name], LearnedConstant)
 
 
+class ScheduleScore(Value):
+    """How well the schedule of a compiled program says what its step was measured to take, learned
+    by `make bench-schedule` from MaxText's programs of `rows`, with that version of `compiler`.
+
+    Measured over scheduled seconds are within a factor of exp(`spread`) in four rows of five.
+    `kinds` is all that programs have, `least_tokens` the fewest that one of them gives a device.
+    """
+
+    date: str
+    compiler: str
+    spread: float
+    least_tokens: float
+    kinds: tuple[str, ...]
+    rows: tuple[str, ...]
+
+
+@cache
+def schedule_score() -> ScheduleScore:
+    return msgspec.convert(table("schedule.toml")["score"], ScheduleScore)
+
+
 # Published figures, each with its source and the formula that gives it, as data.
 
 

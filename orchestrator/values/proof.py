@@ -113,6 +113,10 @@ class Schedule(Value):
     `exposed_s` is all waiting: for collectives, for other pods, for the host and for the chip's own
     memory. `unpriced` are kernels without a formula, and loops whose rounds are not known: they
     count as nothing, or as one round. The longest lines, products and transfers come first.
+
+    `low_s` and `high_s` are the ends of the 80 % interval of a measured step, learned from programs
+    of published runs. `never_judged` says what this program has and none of those had: then there
+    is no interval, and the seconds serve to compare programs.
     """
 
     total_s: float
@@ -129,6 +133,9 @@ class Schedule(Value):
     loops: tuple[ScheduledLoop, ...]
     unpriced: tuple[str, ...]
     ledger: tuple[ScheduledLedgerLine, ...] = ()
+    low_s: float | None = None
+    high_s: float | None = None
+    never_judged: tuple[str, ...] = ()
 
 
 class SliceTorus(Value):

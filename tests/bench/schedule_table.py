@@ -1,0 +1,271 @@
+"""`make bench-schedule`: what MaxText's programs are scheduled to take, and its runs took.
+
+The TPU compiler of this project compiles MaxText 0.2.5 with the configuration and the flags of each
+published run of schedule_runs. The program is priced as a proof prices ours. What is found is
+recorded, row by row, in scheduled_runs.json; docs/schedule-bench.md shows it.
+
+    python -m tests.bench.schedule_table --python MAXTEXT/bin/python --minutes 20
+    python -m tests.bench.schedule_table --price    # programs that are kept, with today's prices
+    python -m tests.bench.schedule_table --only ""  # no row: write the page again
+
+A row that is recorded with the same words and compiler is not compiled again.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from shutil import rmtree
+
+import numpy as np
+
+from orchestrator import catalog
+from orchestrator.catalog.chips import FOLDER
+from orchestrator.errors import OrchError
+from orchestrator.evidence.score.published_runs import PUBLISHED, read
+from orchestrator.evidence.score.samples import Sample, samples
+from orchestrator.formatting import GIB
+from orchestrator.proving.compare import program_kinds
+from orchestrator.proving.compiler import rates_of
+from orchestrator.values import codec
+from tests.bench.marked_block import markdown
+from tests.bench.maxtext_plans import MaxTextPlan
+from tests.bench.maxtext_table import (
+    BEYOND_HBM,
+    CompiledStep,
+    MaxTextProgram,
+    compile_program,
+    read_program,
+    step_of,
+    summary_of,
+)
+from tests.bench.schedule_runs import ROWS
+from tests.conftest import ROOT
+
+PAGE = ROOT / "docs" / "schedule-bench.md"
+RECORD = Path(__file__).with_name("scheduled_runs.json")
+LEARNED = FOLDER / "schedule.toml"
+PROGRAMS = ROOT / "build" / "schedule"
+UNSEEN = ROOT / "tests" / "unseen_runs.csv"
+INSIDE = 0.8  # of the runs: the interval of a schedule
+# A run without data, storage and checkpoints.
+_ALONE = ("run_name=x", "dataset_type=synthetic", "enable_checkpointing=false")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduledRun:
+    """A program's schedule, and what is measured, expected and bounded of the same run.
+
+    `input` is a digest of the words and the compiler. `priced` is the day of the prices.
+    """
+
+    input: str
+    priced: str
+    scheduled: CompiledStep
+    measured_s: float
+    expected_s: float
+    lower_s: float
+
+    @property
+    def error(self) -> float:
+        return self.scheduled.total_s / self.measured_s - 1
+
+
+@cache
+def measured_runs() -> dict[str, Sample]:
+    """Return the published runs by their id, whether `expected` has learned from them or not."""
+    usable, _ = samples([*read(PUBLISHED), *read(UNSEEN)])
+    return {sample.run.id: sample for sample in usable}
+
+
+def words_of(row: MaxTextPlan) -> tuple[str, ...]:
+    return (
+        *row.words, *_ALONE, f"compile_topology={row.device}",
+        f"compile_topology_num_slices={row.slices}",
+        f"compile_xla_flags={' '.join((*row.flags, BEYOND_HBM))}",
+    )  # fmt: skip
+
+
+def input_of(row: MaxTextPlan) -> str:
+    return codec.short(codec.digest([*words_of(row), version("libtpu")]))
+
+
+def scheduled_run(row: MaxTextPlan, program: MaxTextProgram) -> ScheduledRun:
+    sample = measured_runs()[row.title]
+    layout = sample.layout
+    topology = catalog.topology(layout.chip, row.device)
+    rates = rates_of(layout.chip, topology, layout.precision.compute)
+    efficiency = catalog.efficiency(sample.run.chip, sample.run.compute)
+    assert rates
+    assert efficiency
+    summary = summary_of(program, row.slices, layout.model.layers, rates)
+    return ScheduledRun(
+        input=input_of(row),
+        priced=f"{datetime.now(UTC):%Y-%m-%d}",
+        scheduled=step_of(summary, program.found["peak_bytes"], program.found["compile_s"]),
+        measured_s=sample.measured_s,
+        expected_s=sample.expected_s(efficiency),
+        lower_s=sample.lower_s,
+    )
+
+
+# --- programs and the record
+
+
+def kept_program(folder: Path, row: MaxTextPlan) -> MaxTextProgram | None:
+    """Return the program that was compiled from the same input, if it is kept."""
+    program = folder / f"{row.title}.{input_of(row)}"
+    return read_program(program) if program.exists() else None
+
+
+def new_program(folder: Path, row: MaxTextPlan, python: str) -> MaxTextProgram:
+    part = folder / f"{row.title}.part"
+    rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    program = compile_program(part, words_of(row), python)
+    part.rename(folder / f"{row.title}.{input_of(row)}")
+    return program
+
+
+def read_record() -> dict[str, ScheduledRun]:
+    return codec.from_json(RECORD.read_bytes(), dict[str, ScheduledRun]) if RECORD.exists() else {}
+
+
+def write(row: MaxTextPlan, found: ScheduledRun) -> None:
+    record = read_record() | {row.title: found}
+    ordered = {one.title: record[one.title] for one in ROWS if one.title in record}
+    RECORD.write_text(codec.to_pretty_json(ordered), encoding="utf-8")
+
+
+# --- what is learned: the interval
+
+
+def learned(record: dict[str, ScheduledRun]) -> str:
+    """Return the text of the catalog's schedule.toml."""
+    kinds: set[str] = set()
+    for title in record:
+        run, layout = measured_runs()[title].run, measured_runs()[title].layout
+        mesh = {axis: int(size) for axis, size in layout.mesh.items()}
+        kinds |= program_kinds(
+            run.chip, mesh, run.model, run.compute, layout.remat, run.microbatches
+        )
+    tokens = [sample.run.sequences * sample.run.length / sample.layout.devices
+              for sample in map(measured_runs().__getitem__, record)]  # fmt: skip
+    newest = max(run.scheduled.date for run in record.values())[:10]
+    return f"""{HEAD}
+[score]
+date = "{newest}"
+compiler = "{version("libtpu")}"
+spread = {spread_of(record):.4g}
+least_tokens = {min(tokens):.0f}
+kinds = [{listed(sorted(kinds))}]
+rows = [{listed(record)}]
+"""
+
+
+def spread_of(record: dict[str, ScheduledRun]) -> float:
+    """Return the half width of the interval in which four of five runs are."""
+    return float(np.quantile([abs(np.log1p(run.error)) for run in record.values()], INSIDE))
+
+
+def listed(names: Iterable[str]) -> str:
+    return "".join(f'\n    "{name}",' for name in names) + "\n"
+
+
+# --- the page
+
+TOP = """\
+# The schedule against measured steps
+"""
+BOTTOM = ""
+
+HEAD = """\
+# How well the compiler's schedule says what a step takes. Written by `make bench-schedule` from the
+# rows of docs/schedule-bench.md, which says how; change neither."""
+COLUMNS: tuple[tuple[str, Callable[[ScheduledRun], str]], ...] = (
+    ("measured s", lambda run: f"{run.measured_s:.3f}"),
+    ("scheduled s", lambda run: f"{run.scheduled.total_s:.3f}"),
+    ("error", lambda run: f"{run.error:+.1%}"),
+    ("products", lambda run: f"{run.scheduled.products_s:.3f}"),
+    ("kernels", lambda run: f"{run.scheduled.kernels_s:.3f}"),
+    ("copies", lambda run: f"{run.scheduled.copies_s:.3f}"),
+    ("other", lambda run: f"{run.scheduled.other_s:.3f}"),
+    ("exposed", lambda run: f"{run.scheduled.exposed_s:.3f}"),
+    ("expected s", lambda run: f"{run.expected_s:.3f}"),
+    ("lower s", lambda run: f"{run.lower_s:.3f}"),
+    ("peak GiB", lambda run: f"{run.scheduled.peak_bytes / GIB:.1f}"),
+)
+
+
+def cells(run: ScheduledRun) -> list[str]:
+    return [show(run) for _, show in COLUMNS]
+
+
+def figures(record: dict[str, ScheduledRun]) -> list[str]:
+    """Return the score of all rows, as lines."""
+    runs = list(record.values())
+    if not runs:
+        return [f"- 0 of {len(ROWS)} programs are compiled"]
+    errors = np.abs([run.error for run in runs])
+    expected = np.abs([run.expected_s / run.measured_s - 1 for run in runs])
+    below = [title for title, run in record.items() if run.scheduled.total_s < run.lower_s]
+    rows = [("error", "median", "ninetieth percentile", "largest")]
+    for name, values in (("scheduled", errors), ("expected", expected)):
+        ends = (np.median(values), np.quantile(values, 0.9), max(values))
+        rows.append((name, *(f"{end:.1%}" for end in ends)))
+    return [
+        f"- {len(runs)} of {len(ROWS)} programs are compiled, with libtpu {version('libtpu')}",
+        f"- below `lower` of its run: {', '.join(below) or 'none'}",
+        "",
+        markdown(rows),
+    ]
+
+
+def page(record: dict[str, ScheduledRun]) -> str:
+    """Return docs/schedule-bench.md."""
+    rows = [("run", *(name for name, _ in COLUMNS))]
+    rows += [(title, *cells(run)) for title, run in record.items()]
+    return "\n".join([TOP, *figures(record), "", markdown(rows), BOTTOM])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--python", default=sys.executable, help="of an environment with MaxText")
+    parser.add_argument("--only", metavar="TEXT", help="rows whose description contains the text")
+    parser.add_argument("--minutes", type=float, default=20, help="start no row after so many")
+    parser.add_argument("--price", action="store_true", help="price kept programs, compile none")
+    parser.add_argument("--programs", type=Path, default=PROGRAMS, help="where they are kept")
+    options = parser.parse_args()
+    began, left = time.monotonic(), 0
+    for row in () if options.only == "" else ROWS:
+        if options.only and options.only not in f"{row.title} {row}":
+            continue
+        recorded = read_record().get(row.title)
+        is_known = recorded is not None and recorded.input == input_of(row)
+        program = kept_program(options.programs, row)
+        if program is None and not is_known and not options.price:
+            if time.monotonic() - began > 60 * options.minutes:
+                left += 1
+                continue
+            try:
+                program = new_program(options.programs, row, options.python)
+            except OrchError as error:
+                print(f"{row.title}: {error}", file=sys.stderr, flush=True)
+        if program and (options.price or not is_known):
+            found = scheduled_run(row, program)
+            write(row, found)
+            print(row.title, *cells(found), sep="  ", flush=True)
+    record = read_record()
+    PAGE.write_text(page(record), encoding="utf-8")
+    LEARNED.write_text(learned(record), encoding="utf-8")
+    if left:
+        print(f"{left} rows are left: run it again to go on", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
