@@ -75,6 +75,7 @@ def rates_of(chip: Chip, topology: Topology, compute: MatmulType) -> ScheduleRat
     """Return the rates of one device of a slice that multiplies in that type."""
     if chip.clock_hz is None:
         return None
+    efficiency = catalog.efficiency(chip.name, compute)
     torus = make_torus(chip, topology)
     host = chip.host_link_bytes_per_s
     return ScheduleRates(
@@ -82,6 +83,7 @@ def rates_of(chip: Chip, topology: Topology, compute: MatmulType) -> ScheduleRat
             clock_hz=chip.clock_hz.value,
             peak_flops_per_s=peak(chip, compute).value / chip.devices,
             kernel_share=shared_efficiency("attention").value,
+            product_share=efficiency.matmul.value if efficiency else 1.0,
         ),
         transfers=TransferRates(
             hbm_bytes_per_s=chip.hbm_bytes_per_s.value / chip.devices,

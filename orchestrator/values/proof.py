@@ -150,11 +150,14 @@ class SliceTorus(Value):
 
 
 class ComputeRates(Value):
-    """How fast a device computes. Kernels reach `kernel_share` of the peak."""
+    """How fast a device computes. Products reach at most `product_share` of the peak, kernels
+    `kernel_share`.
+    """
 
     clock_hz: float
     peak_flops_per_s: float
     kernel_share: float
+    product_share: float = 1.0
 
 
 class TransferRates(Value):

@@ -214,23 +214,28 @@ class SchedulePass:
         cycles = _CYCLES.search(op.rest)
         if cycles is None:
             return
-        seconds = int(cycles[1]) / self.rates.clock_hz
+        estimated_s = int(cycles[1]) / self.rates.clock_hz
         parts = inside(self.program, op) if op.opcode == "fusion" else [(self.where, op)]
         opcodes = {part.opcode for _, part in parts}
+        # Estimates of passes and relayouts are up to fifteen times their own bundles, and their
+        # bytes take longer than their bundles (docs/proof.md). So are those of products with passes
+        # in their fusion, which run beside the products.
+        bytes_s = moved_bytes(self.program, self.where, op) / self.transfers.rates.hbm_bytes_per_s
         products = [(at, part) for at, part in parts if flops.is_product(part)]
         if not products:
             is_move = bool(opcodes & _RELAYOUTS) and opcodes <= _RELAYOUTS | _NOTHING
             kind: _Kind = "copy" if is_move else "other"
-            if not opcodes & _SCATTERED:
-                # Estimates of passes and relayouts are up to fifteen times their own bundles
-                # (docs/proof.md), and their bytes take longer than their bundles.
-                moved = moved_bytes(self.program, self.where, op)
-                seconds = min(seconds, moved / self.transfers.rates.hbm_bytes_per_s)
-            self._spend(kind, op, op, seconds)
+            is_pass = not opcodes & _SCATTERED
+            self._spend(kind, op, op, min(estimated_s, bytes_s) if is_pass else estimated_s)
             return
         counted = [flops.product_flops(at, part) for at, part in products]
-        _, largest = products[counted.index(max(counted))]
+        at, largest = products[counted.index(max(counted))]
         moved = tuple(sorted(opcodes & _MOVED_IN))
+        rate = self.rates.peak_flops_per_s * self.rates.product_share
+        seconds = max(sum(counted) / rate, min(estimated_s, bytes_s))
+        is_narrow = all(array.dtype != "f32" for array in at.operand(largest, 0).arrays)
+        if opcodes <= _NOTHING | {largest.opcode} or not is_narrow:
+            seconds = max(seconds, estimated_s)
         self._spend("product", largest, op, seconds, sum(counted), moved)
 
     def kernel(self, op: Instruction) -> None:
