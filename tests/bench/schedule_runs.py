@@ -155,7 +155,7 @@ def _v5e(model: str, batch: int) -> str:
     return f"{model} per_device_batch_size={batch} remat_policy=full ici_fsdp_parallelism=256"
 
 
-def _v5p(model: str, batch: int, remat: str, fsdp: int, tensor: int) -> str:
+def _with_tensor(model: str, batch: int, remat: str, fsdp: int, tensor: int) -> str:
     return (
         f"{model} per_device_batch_size={batch} remat_policy={remat}"
         f" ici_fsdp_parallelism={fsdp} ici_tensor_parallelism={tensor}"
@@ -169,38 +169,47 @@ def _alone(model: str, batch: int, policy: str, fsdp: int) -> str:
 
 _16B, _64B = _base(32, 5120, 32768, 32), _base(64, 10240, 32768, 32)
 _32B, _128B = _base(32, 10240, 32768, 32), _base(64, 10240, 65536, 64)
-_512B = _base(128, 20480, 65536, 64)
+_256B = _base(64, 20480, 65536, 64)
+_LLAMA_2 = "model_name=llama2-70b max_target_length=4096 use_iota_embed=true"
 _FULL = "remat_policy=full"
 
 ROWS: tuple[MaxTextPlan, ...] = (
-    run("mx_v5p_128b_1x256", "v5p-256", _v5p(_128B, 2, "minimal", 16, 8), _V5P_FLAGS),
+    run("mx_v5p_128b_1x256", "v5p-256", _with_tensor(_128B, 2, "minimal", 16, 8), _V5P_FLAGS),
     run("tr_v6e_llama3.1-8b_1x_8_20250715", "v6e-8",
         _alone(_8B, 3, f"{_INPUTS} {_RESULT}", 8), _8B_FLAGS),
     run("mx_v5e_16b_1x", "v5e-256", _v5e(_16B, 6), _V5E_FLAGS),
-    run("mx_v5p_32b_1x128", "v5p-128", _v5p(_32B, 8, "minimal", 16, 4), _V5P_FLAGS),
+    run("mx_v5p_32b_1x128", "v5p-128", _with_tensor(_32B, 8, "minimal", 16, 4), _V5P_FLAGS),
     run("tr_iron_llama3.1-70b_64_bf16_8192", "tpu7x-128",
         f"{_IRONWOOD_70B} ici_fsdp_parallelism=128", _IRONWOOD_70B_FLAGS),
-    run("mx_v5p_512b_1x1024", "v5p-1024",
-        f"{_v5p(_512B, 2, 'full', 32, 16)} allow_split_physical_axes=true", _V5P_FLAGS),
     run("mx_v5e_64b_1x", "v5e-256", _v5e(_64B, 2), _V5E_FLAGS),
     run("tr_v6e_llama3.1-70b_1x_128_20250715", "v6e-128",
         _alone(_70B, 4, _INPUTS, 128), _70B_FLAGS),
-    run("mx_v5p_128b_2x256", "v5p-256", _v5p(_128B, 2, "minimal", 16, 8), _V5P_FLAGS, slices=2),
+    run("mx_v5p_128b_2x256", "v5p-256",
+        _with_tensor(_128B, 2, "minimal", 16, 8), _V5P_FLAGS, slices=2),
     run("tr_v6e_gemma3-12b_1x_256_20251018", "v6e-256",
         f"{_GEMMA_3} ici_fsdp_parallelism=256", _GEMMA_3_FLAGS),
     run("mx_v5e_16b_2x", "v5e-256", _v5e(_16B, 6), _V5E_FLAGS, slices=2),
     run("tr_iron_gemma4-31b_64_bf16_8192", "tpu7x-128", _GEMMA_4, _GEMMA_4_FLAGS),
-    run("mx_v5p_128b_1x512", "v5p-512", _v5p(_128B, 2, "minimal", 32, 8), _V5P_FLAGS),
+    run("mx_v5p_128b_1x512", "v5p-512", _with_tensor(_128B, 2, "minimal", 32, 8), _V5P_FLAGS),
+    run("mx_v5e_128b_full", "v5e-256", _with_tensor(_128B, 1, "full", 16, 16), _V5E_FLAGS),
+    run("mx_v5p_llama2-70b", "v5p-128",
+        f"{_alone(_LLAMA_2, 4, 'remat_policy=save_dot_except_mlpwi', 64)} attention=flash",
+        ("--xla_tpu_enable_async_collective_fusion_fuse_all_gather=true", *_V5P_FLAGS)),
+    run("mx_v5p_256b_1x1024", "v5p-1024",
+        _with_tensor(_256B, 1, "minimal", 64, 8), _V5P_FLAGS),
+    run("mx_v5e_llama2-70b", "v5e-256",
+        f"{_alone(_LLAMA_2, 2, 'remat_policy=qkv_proj_offloaded', 256)} attention=flash",
+        _V5E_FLAGS),
     run("mx_v5e_32b_1x", "v5e-256", _v5e(_32B, 4), _V5E_FLAGS),
-    run("mx_v5p_32b_2x128", "v5p-128", _v5p(_32B, 8, "minimal", 16, 4), _V5P_FLAGS, slices=2),
+    run("mx_v5p_32b_2x128", "v5p-128",
+        _with_tensor(_32B, 8, "minimal", 16, 4), _V5P_FLAGS, slices=2),
     run("tr_v6e_gpt3-175b_1x_256_20250321", "v6e-256",
         f"{_alone('model_name=gpt3-175b', 3, _FULL, 256)} {_OLDER_BLOCKS}", _GPT_3_FLAGS),
     run("tr_v6e_mistral-7b_1x_8_20250321", "v6e-8",
         _alone(_MISTRAL, 6, f"{_INPUTS} {_RESULT}", 8), _8B_FLAGS),
     run("tr_v6e_llama2-70b_1x_256_20250321", "v6e-256",
-        "model_name=llama2-70b max_target_length=4096 per_device_batch_size=2 use_iota_embed=true"
-        f" {_OLDER_BLOCKS} remat_policy=qkv_proj_offloaded ici_fsdp_parallelism=1"
-        " ici_fsdp_transpose_parallelism=256", _LLAMA_2_FLAGS),
+        f"{_LLAMA_2} per_device_batch_size=2 {_OLDER_BLOCKS} remat_policy=qkv_proj_offloaded"
+        " ici_fsdp_parallelism=1 ici_fsdp_transpose_parallelism=256", _LLAMA_2_FLAGS),
     run("tr_v6e_llama3.1-70b_1x_32_20250715", "v6e-32",
         f"{_alone(_70B, 2, _INPUTS, 32)} weight_dtype=bfloat16", (*_70B_FLAGS, *_NO_PIECES)),
     run("tr_v6e_llama3.1-8b_1x_128_20250715", "v6e-128",
