@@ -4,11 +4,16 @@ import json
 import re
 from dataclasses import replace
 from itertools import pairwise
+from math import exp
+from typing import Any
 
 import numpy as np
 import pytest
 
-from orchestrator.proving.compare import diff_proofs, proof_of
+from orchestrator.catalog.published import ScheduleScore
+from orchestrator.network.rematerialization import policy
+from orchestrator.proving import compare
+from orchestrator.proving.compare import diff_proofs, program_kinds, proof_of
 from orchestrator.proving.compiler import schedule_rates
 from orchestrator.proving.hlo.collectives import DeviceMesh
 from orchestrator.proving.hlo.program import program_of
@@ -386,6 +391,73 @@ def test_the_proof_has_the_schedule_in_its_json_and_on_its_screen() -> None:
     assert {"lines", "collectives", "products", "loops", "unpriced"} <= written.keys()
     for word in ("net.py:7 (block)", "1DRing", "synchronous", "50.0 %", "pad", "kernel"):
         assert word in text
+
+
+KINDS = (proofs.recorded()[1].chip, "several slices", "the axis data", "the axis tensor")
+
+
+def judged_by(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[Schedule, str]:
+    """The proven schedule and its screen, by a score of programs that have all that the plan has,
+    but for the changes.
+    """
+    plan = proofs.recorded()[1]
+    score = ScheduleScore(
+        date="2026-11-27", compiler="0.0.42.1", spread=0.1, least_tokens=1.0, rows=("a run",),
+        kinds=KINDS,
+    )  # fmt: skip
+    monkeypatch.setattr(compare, "schedule_score", lambda: replace(score, **changes))
+    found = proven(schedule())[0].schedule
+    assert found is not None
+    return found, str(screen(_schedule_parts(plan, found, full=False)))
+
+
+def test_a_schedule_has_the_interval_of_runs_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, text = judged_by(monkeypatch)
+    assert found.never_judged == ()
+    assert (found.low_s, found.high_s) == (
+        pytest.approx(found.total_s / exp(0.1)),
+        pytest.approx(found.total_s * exp(0.1)),
+    )
+    assert "in 4 runs of 5" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        *(({"kinds": {*KINDS} - {kind}}, kind) for kind in KINDS),
+        ({"least_tokens": 1e6}, "fewer than 1,000,000 tokens per device"),
+    ],
+)
+def test_what_no_judged_program_had_is_named(
+    changes: dict[str, Any], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no interval then."""
+    found, text = judged_by(monkeypatch, **changes)
+    assert found.never_judged == (named,)
+    assert found.low_s is found.high_s is None
+    assert f"never compared with a measured step: {named}" in text
+    assert "no promise" in text
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "kind"),
+    [
+        ("microbatches", 2, "microbatches"),
+        ("compute", "int8", "products in int8"),
+        ("remat", policy("offload_qkv"), "offload"),
+        ("mesh", {"sequence": 4}, "the axis sequence"),
+        ("mesh", {"fsdp_dcn": 2}, "weights shared by slices"),
+    ],
+)
+def test_programs_differ_by_what_their_schedule_rests_on(field: str, value: Any, kind: str) -> None:
+    plan = proofs.recorded()[1]
+    usual: dict[str, Any] = {
+        "chip": "v5p", "mesh": plan.mesh | {"pods": 1}, "model": plan.model, "compute": "bf16",
+        "remat": policy("full"), "microbatches": 1,
+    }  # fmt: skip
+    before = program_kinds(**usual)
+    changed = usual | {field: usual[field] | value if field == "mesh" else value}
+    assert program_kinds(**changed) == before | {kind}
 
 
 def test_a_chip_without_a_clock_has_no_schedule() -> None:
