@@ -5,6 +5,7 @@
 PYTHON ?= python3
 FAULTS ?= 500
 MUTANTS ?= 5000
+MINUTES ?= 20
 MAXTEXT := .venv-maxtext
 BIN := .venv/bin
 READY := .venv/ready
@@ -38,7 +39,7 @@ BROWSER := [ -z "$$CI" ] || command -v chromium >/dev/null || ! command -v apt-g
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-docs test-slow lint bench score bench-launch bench-calibrate \
-	bench-proof bench-huggingface bench-maxtext chaos chaos-train fuzz mutants lock clean
+	bench-proof bench-huggingface bench-maxtext bench-schedule chaos chaos-train fuzz mutants lock clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name text; \
@@ -111,6 +112,10 @@ bench-proof: setup  ## compile 58 plans and write docs/proof-bench.md (four hour
 
 bench-maxtext: setup $(MAXTEXT)/ready  ## compile MaxText's program and ours for eleven runs: docs/maxtext-bench.md (hours)
 	@$(BIN)/python -m tests.bench.maxtext_table --python $(MAXTEXT)/bin/python
+
+# It goes on where the last part stopped: repeat it until no row is left.
+bench-schedule: setup $(MAXTEXT)/ready  ## schedules of MaxText's programs against measured steps: docs/schedule-bench.md (MINUTES=20 a part)
+	@$(BIN)/python -m tests.bench.schedule_table --python $(MAXTEXT)/bin/python --minutes $(MINUTES)
 
 # MaxText asks for a newer Python and a newer JAX than it needs for these runs.
 $(MAXTEXT)/ready: tests/bench/maxtext_requirements.txt

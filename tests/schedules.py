@@ -34,17 +34,21 @@ RATES = ScheduleRates(
 )  # fmt: skip
 
 
-def schedule(torus: SliceTorus = LINE_OF_FOUR) -> Schedule:
+def schedule(torus: SliceTorus = LINE_OF_FOUR, compute: ComputeRates = RATES.compute) -> Schedule:
     """The schedule of `programs/schedule.txt`."""
-    return schedule_of(program("schedule"), torus)
+    return schedule_of(program("schedule"), torus, compute=compute)
 
 
 def schedule_of(
     hlo: HloProgram,
     torus: SliceTorus = LINE_OF_FOUR,
     planned: Mapping[tuple[tuple[str, ...], str], str] = MappingProxyType({}),
+    compute: ComputeRates = RATES.compute,
 ) -> Schedule:
-    rates, places = replace(RATES, torus=torus), tuple((place,) for place in range(4))
+    rates, places = (
+        replace(RATES, torus=torus, compute=compute),
+        tuple((place,) for place in range(4)),
+    )
     mesh = DeviceMesh({"tensor": 4})
     found = summarize(hlo, mesh, DeviceMesh({"pods": 1}), 3, rates, places, planned).schedule
     assert found is not None

@@ -149,3 +149,39 @@ def test_a_kernel_that_hides_its_blocks_is_an_error() -> None:
     program, where = kernel("splash_mha_fwd", FORWARD, {"block_q": QUERIES})
     with pytest.raises(ValueError, match="block_kv"):
         flops.kernel_flops(program, where, where.root)
+
+
+TOKAMAX = """HloModule m, num_partitions=1
+
+ENTRY %main (q: bf16[3,4,128,1024], k: bf16[3,2,128,1024], v: bf16[3,2,1024,128]) -> f32[] {
+  %blocks = FIRST
+  %rows = s8[10] constant({0, 1, 1, 2, 2, 2, 3, 3, 3, 3})
+  %q = bf16[3,4,128,1024] parameter(0)
+  %k = bf16[3,2,128,1024] parameter(1)
+  %v = bf16[3,2,1024,128] parameter(2)
+  ROOT %splash.1 = (RESULTS) custom-call(%blocks, OTHERS%q, %k, %v), TARGET, NOTED
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "others", "results", "key", "per_pair"),
+    [
+        ("fwd", "s32[] constant(10)", "%rows, ", FORWARD, "block_q", 4),
+        ("dkv", "s8[16] constant({1,2,2,2,0,1,2,2,0,0,1,2,0,0,0,1})", "", FUSED, "block_q_dkv", 10),
+    ],
+)
+def test_tokamax_lists_its_blocks_and_has_positions_last(
+    name: str, first: str, others: str, results: str, key: str, per_pair: int
+) -> None:
+    """Ten of sixteen blocks of 256 x 256, forward by their number, backward by what each is.
+    Queries and keys have positions as the minor dimension, values have not.
+    """
+    sizes = {key: 256, key.replace("_q", "_kv"): 256, "q_layout": 2, "v_layout": 1}
+    noted = ", ".join(rf"\"{key}\": {value}" for key, value in sizes.items())
+    op = f'metadata={{op_name="jit(step)/splash_mha_{name}_segmented/pallas_call"}}'
+    text = TOKAMAX.replace("FIRST", first).replace("RESULTS", results).replace("OTHERS", others)
+    text = text.replace("TARGET", TARGET).replace("NOTED", f"{METADATA % noted}, {op}")
+    program = program_of(text)
+    found = flops.kernel_flops(program, program.entry, program.entry.root)
+    assert found == 3 * HEADS * HEAD * 10 * 256 * 256 * per_pair

@@ -4,11 +4,16 @@ import json
 import re
 from dataclasses import replace
 from itertools import pairwise
+from math import exp
+from typing import Any
 
 import numpy as np
 import pytest
 
-from orchestrator.proving.compare import diff_proofs, proof_of
+from orchestrator.catalog.published import ScheduleScore
+from orchestrator.network.rematerialization import policy
+from orchestrator.proving import compare
+from orchestrator.proving.compare import diff_proofs, program_kinds, proof_of
 from orchestrator.proving.compiler import schedule_rates
 from orchestrator.proving.hlo.collectives import DeviceMesh
 from orchestrator.proving.hlo.program import program_of
@@ -140,30 +145,109 @@ def test_one_round_of_the_layer_loop_is_a_timeline() -> None:
     assert {event.track for event in loop.events} == {"compute", "ici"}
 
 
-REDUCTION = """
-ENTRY %main (x: f32[4,128,128]) -> SHAPE {
-  %x = f32[4,128,128]{2,1,0} parameter(0)
-  %zero = f32[] constant(0)
-  ROOT %sum = SHAPE reduce(%x, %zero), dimensions={PLACE}, to_apply=%add, backend_config={"window_config":{"estimated_cycles":"30000"}}
-}
+# --- passes and products
+
+ONE = """HloModule m, is_scheduled=true, num_partitions=4
+
 %add (p: f32[], q: f32[]) -> f32[] {
   %p = f32[] parameter(0)
   %q = f32[] parameter(1)
   ROOT %r = f32[] add(%p, %q)
 }
-"""  # noqa: E501
+
+%put (a: f32[8,128,128], b: f32[128,128], i: s32[]) -> f32[8,128,128] {
+  %a = f32[8,128,128] parameter(0)
+  %b = f32[128,128] parameter(1)
+  %i = s32[] parameter(2)
+  %c = f32[1,128,128] bitcast(%b)
+  ROOT %u = f32[8,128,128] dynamic-update-slice(%a, %c, %i, %i, %i)
+}
+
+%take (a: f32[8,128,128], i: s32[]) -> f32[128,128] {
+  %a = f32[8,128,128] parameter(0)
+  %i = s32[] parameter(1)
+  %s = f32[1,128,128] dynamic-slice(%a, %i, %i, %i), dynamic_slice_sizes={1,128,128}
+  ROOT %n = f32[128,128] bitcast(%s)
+}
+
+%alone (a: f32[128,128], b: f32[128,128]) -> f32[128,128] {
+  %a = TYPE[128,128] parameter(0)
+  %b = TYPE[128,128] parameter(1)
+  ROOT %d = f32[128,128] dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+%activated (a: f32[128,128], b: f32[128,128]) -> f32[128,128] {
+  %a = TYPE[128,128] parameter(0)
+  %b = TYPE[128,128] parameter(1)
+  %d = f32[128,128] dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT %t = f32[128,128] tanh(%d)
+}
+
+ENTRY %main (x: f32[128,128], y: f32[128,128], whole: f32[8,128,128], at: s32[]) -> f32[] {
+  %x = TYPE[128,128]{1,0SPACE} parameter(0)
+  %y = TYPE[128,128]{1,0SPACE} parameter(1)
+  %whole = f32[8,128,128] parameter(2)
+  %at = s32[] parameter(3)
+  %zero = f32[] constant(0)
+  ROOT %found = OPERATION, backend_config={"window_config":{"estimated_cycles":"30000"}}
+}
+"""
+IN_FAST_MEMORY = ":S(1)"
+
+
+def seconds_of(operation: str, space: str = "", dtype: str = "f32", share: float = 1.0) -> Schedule:
+    """The schedule of one operation, whose estimate is thirty microseconds."""
+    text = ONE.replace("OPERATION", operation).replace("SPACE", space).replace("TYPE", dtype)
+    compute = replace(RATES.compute, product_share=share)
+    return schedule_of(program_of(text), compute=compute)
 
 
 @pytest.mark.parametrize(
-    ("shape", "place", "microseconds"), [("f32[128,128]{1,0}", 0, 5), ("f32[4,128]{1,0}", 1, 30)]
+    ("operation", "space", "microseconds"),
+    [
+        ("f32[128,128] negate(%x)", "", 2),
+        ("f32[128,128] negate(%x)", IN_FAST_MEMORY, 1),
+        ("f32[128,128] add(%x, %y)", "", 3),
+        ("f32[128,128]{0,1} copy(%x)", "", 2),
+        ("f32[128,128] reduce(%whole, %zero), dimensions={0}, to_apply=%add", "", 9),
+        ("f32[8,128] reduce(%whole, %zero), dimensions={1}, to_apply=%add", "", 8 + 1 / 16),
+        ("f32[1,128,128] dynamic-slice(%whole, %at, %at, %at)", "", 2),
+        ("f32[128,128] fusion(%whole, %at), kind=kLoop, calls=%take", "", 2),
+        ("f32[8,128,128] fusion(%whole, %x, %at), kind=kLoop, calls=%put", "", 2),
+        ("f32[128,128] gather(%whole, %at)", "", 30),
+    ],
 )
-def test_a_sum_of_arrays_takes_as_long_as_its_bytes(
-    shape: str, place: int, microseconds: float
+def test_a_pass_takes_as_long_as_its_bytes(operation: str, space: str, microseconds: float) -> None:
+    """An array of the program is a microsecond; fast memory counts as nothing, and of a slice only
+    the slice. What gathers single rows keeps the compiler's estimate.
+    """
+    found = seconds_of(operation, space)
+    assert found.other_s + found.copies_s == pytest.approx(microseconds * US, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("called", "dtype", "share", "microseconds"),
+    [
+        ("alone", "bf16", 1.0, 30),
+        ("activated", "bf16", 1.0, 2),
+        ("activated", "bf16", 0.1, 5),
+        ("activated", "f32", 0.1, 30),
+    ],
+)
+def test_a_product_with_passes_takes_its_flops_or_its_bytes(
+    called: str, dtype: str, share: float, microseconds: float
 ) -> None:
-    """Four of a microsecond and the result; the compiler's estimate is of another kind."""
-    head = "HloModule m, is_scheduled=true, num_partitions=4\n"
-    text = head + REDUCTION.replace("SHAPE", shape).replace("PLACE", str(place))
-    assert schedule_of(program_of(text)).other_s == pytest.approx(microseconds * US)
+    """At the peak its FLOPs take half a microsecond, its bytes two: half an array for each operand.
+    One without passes keeps the compiler's estimate, and so does one in fp32.
+    """
+    call = f"f32[128,128] fusion(%x, %y), kind=kOutput, calls=%{called}"
+    found = seconds_of(call, dtype=dtype, share=share)
+    assert found.products_s == pytest.approx(microseconds * US, rel=1e-3)
+
+
+def test_a_product_is_no_faster_than_products_of_published_runs() -> None:
+    [product] = schedule(compute=replace(RATES.compute, product_share=0.25)).products
+    assert product.peak_share == pytest.approx(0.25)
 
 
 def test_a_kernel_without_a_formula_is_named() -> None:
@@ -188,10 +272,10 @@ BESIDE = """HloModule m, is_scheduled=true, num_partitions=4
 ENTRY %main (x: f32[128,128]) -> f32[512,128] {
   %x = f32[128,128] parameter(0)
   %begun = ((f32[128,128]), f32[512,128]) call-start(%x), async_execution_thread="sparsecore", to_apply=%gathered, backend_config={"sparse_core_config":{"offload":"OFFLOAD_COLLECTIVE"}}
-  %y = f32[128,128] negate(%x), backend_config={"window_config":{"estimated_cycles":"4000"}}
+  %y = f32[128,128] negate(%x), backend_config={"window_config":{"estimated_cycles":"2000"}}
   %whole = f32[512,128] call-done(%begun)
   %turning = ((f32[512,128]{1,0}), f32[512,128]{0,1}) call-start(%whole), async_execution_thread="sparsecore", to_apply=%turned, backend_config={"sparse_core_config":{"offload":"OFFLOAD_DATA_FORMATTING"}}
-  %z = f32[128,128] negate(%y), backend_config={"window_config":{"estimated_cycles":"3000"}}
+  %z = f32[128,128] negate(%y), backend_config={"window_config":{"estimated_cycles":"1000"}}
   ROOT %out = f32[512,128]{0,1} call-done(%turning)
 }
 """  # noqa: E501
@@ -216,8 +300,8 @@ def rings(*axes: str) -> str:
 
 
 def test_what_sparse_cores_do_runs_beside_other_work() -> None:
-    """A gather of three arrays over an open line takes 6 us, of which 4 are hidden; four arrays
-    are read and written in 8 us, of which 3 are hidden.
+    """A gather of three arrays over an open line takes 6 us, of which 2 are hidden; four arrays
+    are read and written in 8 us, of which 1 is hidden.
     """
     found = schedule_of(program_of(BESIDE.replace("RINGS", rings("X_MESH"))))
     by_kind = {one.kind: one for one in found.collectives}
@@ -226,9 +310,9 @@ def test_what_sparse_cores_do_runs_beside_other_work() -> None:
     assert (turn.link, turn.algorithm) == ("hbm", "sparse cores")
     assert gather.asynchronous
     assert turn.asynchronous
-    assert (gather.wire_s, gather.exposed_s) == pytest.approx((6 * US, 2 * US))
-    assert (turn.wire_s, turn.exposed_s) == pytest.approx((8 * US, 5 * US))
-    assert found.other_s == pytest.approx(7 * US)
+    assert (gather.wire_s, gather.exposed_s) == pytest.approx((6 * US, 4 * US))
+    assert (turn.wire_s, turn.exposed_s) == pytest.approx((8 * US, 7 * US))
+    assert found.other_s == pytest.approx(3 * US)
     assert not found.unpriced
 
 
@@ -307,6 +391,73 @@ def test_the_proof_has_the_schedule_in_its_json_and_on_its_screen() -> None:
     assert {"lines", "collectives", "products", "loops", "unpriced"} <= written.keys()
     for word in ("net.py:7 (block)", "1DRing", "synchronous", "50.0 %", "pad", "kernel"):
         assert word in text
+
+
+KINDS = (proofs.recorded()[1].chip, "several slices", "the axis data", "the axis tensor")
+
+
+def judged_by(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[Schedule, str]:
+    """The proven schedule and its screen, by a score of programs that have all that the plan has,
+    but for the changes.
+    """
+    plan = proofs.recorded()[1]
+    score = ScheduleScore(
+        date="2026-11-27", compiler="0.0.42.1", spread=0.1, least_tokens=1.0, rows=("a run",),
+        kinds=KINDS,
+    )  # fmt: skip
+    monkeypatch.setattr(compare, "schedule_score", lambda: replace(score, **changes))
+    found = proven(schedule())[0].schedule
+    assert found is not None
+    return found, str(screen(_schedule_parts(plan, found, full=False)))
+
+
+def test_a_schedule_has_the_interval_of_runs_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, text = judged_by(monkeypatch)
+    assert found.never_judged == ()
+    assert (found.low_s, found.high_s) == (
+        pytest.approx(found.total_s / exp(0.1)),
+        pytest.approx(found.total_s * exp(0.1)),
+    )
+    assert "in 4 runs of 5" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        *(({"kinds": {*KINDS} - {kind}}, kind) for kind in KINDS),
+        ({"least_tokens": 1e6}, "fewer than 1,000,000 tokens per device"),
+    ],
+)
+def test_what_no_judged_program_had_is_named(
+    changes: dict[str, Any], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no interval then."""
+    found, text = judged_by(monkeypatch, **changes)
+    assert found.never_judged == (named,)
+    assert found.low_s is found.high_s is None
+    assert f"never compared with a measured step: {named}" in text
+    assert "no promise" in text
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "kind"),
+    [
+        ("microbatches", 2, "microbatches"),
+        ("compute", "int8", "products in int8"),
+        ("remat", policy("offload_qkv"), "offload"),
+        ("mesh", {"sequence": 4}, "the axis sequence"),
+        ("mesh", {"fsdp_dcn": 2}, "weights shared by slices"),
+    ],
+)
+def test_programs_differ_by_what_their_schedule_rests_on(field: str, value: Any, kind: str) -> None:
+    plan = proofs.recorded()[1]
+    usual: dict[str, Any] = {
+        "chip": "v5p", "mesh": plan.mesh | {"pods": 1}, "model": plan.model, "compute": "bf16",
+        "remat": policy("full"), "microbatches": 1,
+    }  # fmt: skip
+    before = program_kinds(**usual)
+    changed = usual | {field: usual[field] | value if field == "mesh" else value}
+    assert program_kinds(**changed) == before | {kind}
 
 
 def test_a_chip_without_a_clock_has_no_schedule() -> None:

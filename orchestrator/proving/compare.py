@@ -1,11 +1,14 @@
 """Compare a compiled program with the Forecast, line by line, and two proofs with each other."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
+from math import exp
 from typing import Literal
 
+from orchestrator.catalog.published import schedule_score
 from orchestrator.formatting import GIB
+from orchestrator.network.rematerialization import Policy, policy
 from orchestrator.planning.layout import DTYPE_BYTES, moment_bytes
 from orchestrator.proving import compiled as programs
 from orchestrator.proving.compiled import GROUPED_MATMUL, PRODUCTS, REPEATED
@@ -145,7 +148,7 @@ def proof_of(plan: Plan, compiled: programs.Compiled) -> Proof:
         flops_per_device=sum(line.compiled for line in flops),
         forecast_flops_per_device=sum(line.forecast or 0 for line in flops),
         flops=flops,
-        schedule=compiled.summary.schedule,
+        schedule=_judged(plan, compiled.summary.schedule),
         disagreements=(),
         hints=(),
         compile_s=compiled.compile_s,
@@ -166,6 +169,44 @@ def proof_of(plan: Plan, compiled: programs.Compiled) -> Proof:
         collectives=tuple(x for x in collectives if x.bytes_per_step),
         flops=tuple(replace(x, forecast=None) for x in proof.flops if x.compiled),
     )
+
+
+def _judged(plan: Plan, schedule: proofs.Schedule | None) -> proofs.Schedule | None:
+    """Return the schedule with its interval, or with what no judged program had."""
+    if schedule is None:
+        return None
+    score = schedule_score()
+    own = program_kinds(
+        plan.chip, plan.mesh, plan.model, plan.precision.compute, policy(plan.remat),
+        plan.batch.microbatches,
+    )  # fmt: skip
+    never = sorted(own - {*score.kinds})
+    tokens = plan.batch.tokens / plan.devices
+    if tokens < score.least_tokens:
+        never.append(f"fewer than {score.least_tokens:,.0f} tokens per device")
+    if never:
+        return replace(schedule, never_judged=tuple(never))
+    factor = exp(score.spread)
+    total_s = schedule.total_s
+    return replace(schedule, low_s=total_s / factor, high_s=total_s * factor)
+
+
+def program_kinds(
+    chip: str, mesh: Mapping[str, int], model: Model, compute: str, remat: Policy, microbatches: int
+) -> set[str]:
+    """Return what tells a program from others, as words: `v6e`, `the axis tensor`, `offload`."""
+    found = {
+        "several slices": mesh["pods"] > 1,
+        "weights shared by slices": mesh["fsdp_dcn"] > 1,
+        "offload": bool(remat.offload),
+        "microbatches": microbatches > 1,
+        "a mixture of experts": model.moe is not None,
+        "latent attention": model.latent is not None,
+        f"products in {compute}": compute != "bf16",
+    }
+    axes = ("data", "expert", "sequence", "tensor")
+    found |= {f"the axis {axis}": mesh[axis] > 1 for axis in axes}
+    return {chip, *(word for word, has in found.items() if has)}
 
 
 def _disagreements(

@@ -12,6 +12,7 @@ from signal import Signals
 from typing import Any
 
 from orchestrator import catalog
+from orchestrator.catalog.chips import Chip, Topology
 from orchestrator.catalog.published import shared_efficiency
 from orchestrator.errors import OrchError, ProofUnavailable, SpecError
 from orchestrator.planning.step_work import ICI_RATE
@@ -20,6 +21,7 @@ from orchestrator.planning.torus import HOP_S, cluster_rate, make_torus
 from orchestrator.processes import MODULE, deepen_compiler_stacks, without_device_settings
 from orchestrator.proving.compiled import CompileFailure, CompileRequest, CompileResult
 from orchestrator.values import codec
+from orchestrator.values.codec import MatmulType
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import ComputeRates, ScheduleRates, SliceTorus, TransferRates
 
@@ -64,17 +66,24 @@ _LINKS = 2  # of a chip on each torus axis, one each way
 
 
 def schedule_rates(plan: Plan) -> ScheduleRates | None:
-    """None where the catalog has no clock for the chip: cycles are then no seconds."""
+    """Return None where the catalog has no clock for the chip: cycles are then no seconds."""
     chip = catalog.chip_of(plan)
+    return rates_of(chip, catalog.topology(chip, plan.topology), plan.precision.compute)
+
+
+def rates_of(chip: Chip, topology: Topology, compute: MatmulType) -> ScheduleRates | None:
+    """Return the rates of one device of a slice that multiplies in that type."""
     if chip.clock_hz is None:
         return None
-    torus = make_torus(chip, catalog.topology(chip, plan.topology))
+    efficiency = catalog.efficiency(chip.name, compute)
+    torus = make_torus(chip, topology)
     host = chip.host_link_bytes_per_s
     return ScheduleRates(
         compute=ComputeRates(
             clock_hz=chip.clock_hz.value,
-            peak_flops_per_s=peak(chip, plan.precision.compute).value / chip.devices,
+            peak_flops_per_s=peak(chip, compute).value / chip.devices,
             kernel_share=shared_efficiency("attention").value,
+            product_share=efficiency.matmul.value if efficiency else 1.0,
         ),
         transfers=TransferRates(
             hbm_bytes_per_s=chip.hbm_bytes_per_s.value / chip.devices,

@@ -123,6 +123,10 @@ class Schedule(Value):
     `exposed_s` is all waiting: for collectives, for other pods, for the host and for the chip's own
     memory. `unpriced` are kernels without a formula, and loops whose rounds are not known: they
     count as nothing, or as one round. The longest lines, products and transfers come first.
+
+    `low_s` and `high_s` are the ends of the 80 % interval of a measured step, learned from programs
+    of published runs. `never_judged` says what this program has and none of those had: then there
+    is no interval, and the seconds serve to compare programs.
     """
 
     total_s: float
@@ -156,11 +160,14 @@ class SliceTorus(Value):
 
 
 class ComputeRates(Value):
-    """How fast a device computes. Kernels reach `kernel_share` of the peak."""
+    """How fast a device computes. Products reach at most `product_share` of the peak, kernels
+    `kernel_share`.
+    """
 
     clock_hz: float
     peak_flops_per_s: float
     kernel_share: float
+    product_share: float = 1.0
 
 
 class TransferRates(Value):

@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import orchestrator as orch
 from orchestrator.errors import OrchError
@@ -39,6 +40,7 @@ from orchestrator.proving.hlo.summary import summarize
 from orchestrator.reading.examples import yaml_text
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
+from orchestrator.values.proof import ScheduleRates
 from tests.bench.maxtext_plans import ROWS, MaxTextPlan
 from tests.conftest import ROOT
 
@@ -129,26 +131,48 @@ def maxtext_words(row: MaxTextPlan, plan: Plan) -> tuple[str, ...]:
 
 def maxtext_step(row: MaxTextPlan, plan: Plan, python: str) -> CompiledStep:
     """MaxText's, by a process in its own environment."""
-    words = maxtext_words(row, plan)
     with TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [python, "-m", "tests.bench.maxtext_program", folder, *words],
-            cwd=ROOT, env=_environment(os.environ), capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if done.returncode:
-            raise OrchError(f"MaxText did not compile:\n{done.stderr[-3000:]}")
-        text = (Path(folder) / "program.txt").read_text(encoding="utf-8")
-        found = json.loads((Path(folder) / "program.json").read_bytes())
-    return step_of(
-        maxtext_summary(text, found, row.slices, plan), found["peak_bytes"], found["compile_s"]
-    )
+        program = compile_program(Path(folder), maxtext_words(row, plan), python)
+    summary = maxtext_summary(program.text, program.found, row.slices, plan)
+    return step_of(summary, program.found["peak_bytes"], program.found["compile_s"])
 
 
-def maxtext_summary(text: str, found: dict, slices: int, plan: Plan) -> ProgramSummary:  # type: ignore[type-arg]
-    """MaxText's program read as ours is. Slices are the outer part of its first axis."""
-    in_slice = {**found["axes"], OUTERMOST: found["axes"][OUTERMOST] // slices}
+@dataclass(frozen=True)
+class MaxTextProgram:
+    """A compiled program's text, and what maxtext_program says of it."""
+
+    text: str
+    found: dict[str, Any]
+
+
+def compile_program(folder: Path, words: tuple[str, ...], python: str) -> MaxTextProgram:
+    """Compile a run of MaxText into a folder, in the environment of `python`."""
+    done = subprocess.run(
+        [python, "-m", "tests.bench.maxtext_program", str(folder), *words],
+        cwd=ROOT, env=_environment(os.environ), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise OrchError(f"MaxText did not compile:\n{done.stderr[-3000:]}")
+    return read_program(folder)
+
+
+def read_program(folder: Path) -> MaxTextProgram:
+    text = (folder / "program.txt").read_text(encoding="utf-8")
+    return MaxTextProgram(text, json.loads((folder / "program.json").read_bytes()))
+
+
+def maxtext_summary(text: str, found: dict[str, Any], slices: int, plan: Plan) -> ProgramSummary:
     rates = schedule_rates(plan)
     assert rates is not None
+    return summary_of(MaxTextProgram(text, found), slices, plan.model.layers, rates)
+
+
+def summary_of(
+    program: MaxTextProgram, slices: int, layers: int, rates: ScheduleRates
+) -> ProgramSummary:
+    """Read MaxText's program as ours is read. Slices are the outer part of its first axis."""
+    found = program.found
+    in_slice = {**found["axes"], OUTERMOST: found["axes"][OUTERMOST] // slices}
     dimensions = len(rates.torus.lengths)
     shared = rates.torus.devices_per_chip > 1
     places = tuple(
@@ -156,10 +180,10 @@ def maxtext_summary(text: str, found: dict, slices: int, plan: Plan) -> ProgramS
         for at in found["places"]
     )
     return summarize(
-        program_of(text),
+        program_of(program.text),
         DeviceMesh(in_slice),
         DeviceMesh({"pods": slices}),
-        plan.model.layers,
+        layers,
         rates,
         places,
     )

@@ -78,6 +78,9 @@ _GROUPED = re.compile(r"ragged-dot-none|jit\(tgmm\)")
 _BLOCKS = {"fwd": ("block_q", "block_kv"), "dq": ("block_q_dq", "block_kv_dq")}
 _BLOCKS |= {"dkv": ("block_q_dkv", "block_kv_dkv")}
 _VISITED_BLOCKS = 1  # the operand with the table
+# Tokamax's kernel has first what each block of its grid is, or how many it visits.
+_TOKAMAX_BLOCKS = 0
+_SEQUENCE_MINOR = 2  # a layout of queries, keys or values
 # Among the operands of floats; those of whole numbers are the mask's tables.
 _QUERIES, _VALUES = 0, 2
 _PARTS = frozenset({"dynamic-slice"})  # a device's own part of a table
@@ -123,25 +126,39 @@ def _splash_flops(
     """Splash attention: sequences and heads x visited pairs x FLOPs of a pair."""
     # The blocks that a head visits on a device, mean over heads and devices. They are unknown where
     # the program makes the table as it runs, or its text leaves the table out.
-    flow, table = Dataflow(program), HloValue(where.name, kernel.operands[_VISITED_BLOCKS])
+    first = where.operand(kernel, _TOKAMAX_BLOCKS).arrays[0]
+    flow, of_tokamax = Dataflow(program), len(first.dimensions) <= 1
+    place = _TOKAMAX_BLOCKS if of_tokamax else _VISITED_BLOCKS
+    table = HloValue(where.name, kernel.operands[place])
     [whole, *others] = map(flow.instruction, flow.origins(table, also=_PARTS))
     if others or whole.opcode != "constant" or "..." in whole.arguments:
         return None
     own_part = flow.array(table)  # of some queries, of some heads, or of both
-    of_head = own_part.elements / own_part.dimensions[0]
-    visited = sum(int(kind) > 0 for kind in re.findall(r"\d+", whole.arguments))
-    blocks = visited / whole.arrays[0].elements * of_head
+    kinds = [int(kind) for kind in re.findall(r"\d+", whole.arguments)]
+    if of_tokamax:  # how many blocks it visits, or what each block of its grid is
+        blocks = float(sum(kind > 0 for kind in kinds) if own_part.dimensions else kinds[0])
+    else:
+        of_head = own_part.elements / own_part.dimensions[0]
+        blocks = sum(kind > 0 for kind in kinds) / whole.arrays[0].elements * of_head
     block_pairs = 1
-    for key in _BLOCKS[part]:  # settings of the kernel, as it notes them for profilers
-        setting = re.search(rf'\\?"{key}\\?": (\w+)', kernel.rest)
-        if not setting:
+    for key in _BLOCKS[part]:
+        size = _setting(kernel, key)
+        if size is None:
             raise ValueError(f"{kernel.name} does not give its {key}")
-        block_pairs *= int(setting[1])
+        block_pairs *= size
     operands = [where.operand(kernel, place).arrays[0] for place in range(len(kernel.operands))]
     tensors = [array.dimensions for array in operands if array.dtype.startswith(("bf", "f"))]
-    *heads, _, head = tensors[_QUERIES]
+    queries, values = tensors[_QUERIES], tensors[_VALUES]
+    head = queries[-2 if _setting(kernel, "q_layout") == _SEQUENCE_MINOR else -1]
+    of_values = values[-2 if _setting(kernel, "v_layout") == _SEQUENCE_MINOR else -1]
     pairs = blocks * block_pairs
     # The queries' gradients by blocks of keys, to be added up later, have one dimension more.
-    fused = any(len(array.dimensions) > len(tensors[_QUERIES]) for array in kernel.arrays)
+    fused = any(len(array.dimensions) > len(queries) for array in kernel.arrays)
     of_query, of_value = _FUSED_PER_PAIR if fused else _PER_PAIR[part]
-    return prod(heads) * pairs * (of_query * head + of_value * tensors[_VALUES][-1])
+    return prod(queries[:-2]) * pairs * (of_query * head + of_value * of_values)
+
+
+def _setting(kernel: Instruction, key: str) -> int | None:
+    """Return a setting of the kernel, as it notes them for profilers."""
+    found = re.search(rf'\\?"{key}\\?": (\d+)', kernel.rest)
+    return int(found[1]) if found else None

@@ -14,8 +14,8 @@ from typing import Literal, TypeVar, get_args
 from orchestrator.proving.hlo import collectives, flops
 from orchestrator.proving.hlo import transfers as moves
 from orchestrator.proving.hlo.dataflow import RENDEZVOUS, UnknownTrips, trip_count
-from orchestrator.proving.hlo.program import Computation, HloProgram, Instruction, numbers
-from orchestrator.proving.hlo.transfers import START, Transfer, TransferReader, inside
+from orchestrator.proving.hlo.program import Computation, HloProgram, Instruction
+from orchestrator.proving.hlo.transfers import START, Transfer, TransferReader, inside, moved_bytes
 from orchestrator.values.plan import LineKind
 from orchestrator.values.proof import OTHER_LINE, ComputeRates, ScheduledEvent
 
@@ -27,6 +27,8 @@ _RELAYOUTS = {"copy", "transpose", "reshape", "concatenate", "pad", "slice", "dy
 _RELAYOUTS |= {"dynamic-update-slice", "reverse", "gather"}
 _NOTHING = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "iota", "broadcast"}
 _NOTHING |= {"fusion", "convert", "maximum", "select", "compare", "after-all"}
+# What moves single elements or rows: these take longer than their bytes.
+_SCATTERED = {"gather", "scatter", "sort", "custom-call"}
 # With a product in its fusion, these are named: they can slow it down.
 _MOVED_IN = {"concatenate", "pad", "copy", "transpose", "maximum"}
 _DONE = "-done"
@@ -212,18 +214,28 @@ class SchedulePass:
         cycles = _CYCLES.search(op.rest)
         if cycles is None:
             return
-        seconds = int(cycles[1]) / self.rates.clock_hz
+        estimated_s = int(cycles[1]) / self.rates.clock_hz
         parts = inside(self.program, op) if op.opcode == "fusion" else [(self.where, op)]
         opcodes = {part.opcode for _, part in parts}
+        # Estimates of passes and relayouts are up to fifteen times their own bundles, and their
+        # bytes take longer than their bundles (docs/proof.md). So are those of products with passes
+        # in their fusion, which run beside the products.
+        bytes_s = moved_bytes(self.program, self.where, op) / self.transfers.rates.hbm_bytes_per_s
         products = [(at, part) for at, part in parts if flops.is_product(part)]
         if not products:
             is_move = bool(opcodes & _RELAYOUTS) and opcodes <= _RELAYOUTS | _NOTHING
             kind: _Kind = "copy" if is_move else "other"
-            self._spend(kind, op, op, seconds)
+            is_pass = not opcodes & _SCATTERED
+            self._spend(kind, op, op, min(estimated_s, bytes_s) if is_pass else estimated_s)
             return
         counted = [flops.product_flops(at, part) for at, part in products]
-        _, largest = products[counted.index(max(counted))]
+        at, largest = products[counted.index(max(counted))]
         moved = tuple(sorted(opcodes & _MOVED_IN))
+        rate = self.rates.peak_flops_per_s * self.rates.product_share
+        seconds = max(sum(counted) / rate, min(estimated_s, bytes_s))
+        is_narrow = all(array.dtype != "f32" for array in at.operand(largest, 0).arrays)
+        if opcodes <= _NOTHING | {largest.opcode} or not is_narrow:
+            seconds = max(seconds, estimated_s)
         self._spend("product", largest, op, seconds, sum(counted), moved)
 
     def kernel(self, op: Instruction) -> None:
@@ -233,18 +245,6 @@ class SchedulePass:
             return
         seconds = counted / (self.rates.peak_flops_per_s * self.rates.kernel_share)
         self._spend("kernel", op, op, seconds, counted)
-
-    def reduction(self, op: Instruction) -> None:
-        """A reduction by itself. Where it adds whole tiles, the compiler's estimate is up to thirty
-        times its own bundles (docs/proof.md), and its bytes take longer than its additions.
-        """
-        summed = self.where.operand(op, 0).arrays[0]
-        if set(numbers(op.braced("dimensions"))) & set(summed.minor_dimensions[:2]):
-            self.compute(op)
-            return
-        moved = summed.bytes + sum(array.bytes for array in op.arrays)
-        seconds = moved / self.transfers.rates.hbm_bytes_per_s
-        self._spend("other", op, op, seconds)
 
     def _spend(
         self,
@@ -371,6 +371,5 @@ _HANDLERS: tuple[tuple[Callable[[Instruction], bool], _Handler], ...] = (
     (lambda op: op.opcode.endswith(START), SchedulePass.start),
     (lambda op: op.opcode.endswith(_DONE), lambda at, op: at.finish(op.operands[0])),
     (flops.is_kernel, SchedulePass.kernel),
-    (lambda op: op.opcode == "reduce", SchedulePass.reduction),
     (lambda _: True, SchedulePass.compute),
 )

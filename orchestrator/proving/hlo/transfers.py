@@ -245,6 +245,66 @@ def inside(program: HloProgram, caller: Instruction) -> list[tuple[Computation, 
     return found
 
 
+_SLICES = {"slice", "dynamic-slice"}
+_UPDATE = "dynamic-update-slice"
+
+
+def moved_bytes(program: HloProgram, where: Computation, op: Instruction) -> float:
+    """Return the bytes of HBM that an operation reads and writes. Of an array from which it takes a
+    slice, or into which it puts one, only the slice counts.
+    """
+    operands = [where.operand(op, place) for place in range(len(op.operands))]
+    if op.opcode == "fusion":
+        [fused] = program.called(op)
+        read = sum(
+            min(_read_bytes(program, fused, fused.parameters[place]), _hbm_bytes(operand))
+            for place, operand in enumerate(operands)
+        )
+        return read + _written_bytes(fused, fused.root)
+    if op.opcode == _UPDATE:
+        return 2 * _hbm_bytes(operands[1])
+    if op.opcode in _SLICES:
+        return 2 * _hbm_bytes(op)
+    return sum(map(_hbm_bytes, operands)) + _hbm_bytes(op)
+
+
+def _hbm_bytes(op: Instruction) -> float:
+    return sum(array.bytes for array in op.arrays if array.is_in_hbm)
+
+
+def _read_bytes(program: HloProgram, fused: Computation, given: Instruction) -> float:
+    """Return the bytes that a fusion reads of a parameter, in whichever memory."""
+    whole = sum(array.bytes for array in given.arrays)
+    names, size = {given.name}, 0.0
+    for part in fused.instructions.values():
+        places = [place for place, operand in enumerate(part.operands) if operand in names]
+        if not places:
+            continue
+        if part.opcode == "bitcast":
+            names.add(part.name)
+        elif part.opcode == "fusion":
+            [inner] = program.called(part)
+            size += sum(_read_bytes(program, inner, inner.parameters[at]) for at in places)
+        elif part.opcode in _SLICES:
+            size += sum(array.bytes for array in part.arrays)
+        elif part.opcode != _UPDATE or places != [0]:  # it reads nothing of what it writes into
+            return whole
+    return min(size, whole)
+
+
+def _written_bytes(fused: Computation, root: Instruction) -> float:
+    if root.opcode == "tuple":
+        parts = (fused.instructions[name] for name in root.operands)
+        return sum(_written_bytes(fused, part) for part in parts)
+    into = root
+    while into.opcode == "bitcast":
+        into = fused.operand(into, 0)
+    written = _hbm_bytes(root)
+    if into.opcode == _UPDATE:
+        written = min(written, sum(array.bytes for array in fused.operand(into, 1).arrays))
+    return written
+
+
 def is_collective(op: Instruction) -> bool:
     return op.opcode.removesuffix(START) in collectives.KINDS | {_RAGGED}
 
