@@ -8,7 +8,7 @@ from typing import Literal
 
 from orchestrator.catalog.published import schedule_score
 from orchestrator.formatting import GIB
-from orchestrator.network.rematerialization import Policy, policy
+from orchestrator.network.rematerialization import Treatments, policy
 from orchestrator.planning.layout import DTYPE_BYTES, moment_bytes
 from orchestrator.proving import compiled as programs
 from orchestrator.proving.compiled import GROUPED_MATMUL, PRODUCTS, REPEATED
@@ -192,13 +192,14 @@ def _judged(plan: Plan, schedule: proofs.Schedule | None) -> proofs.Schedule | N
 
 
 def program_kinds(
-    chip: str, mesh: Mapping[str, int], model: Model, compute: str, remat: Policy, microbatches: int
-) -> set[str]:
+    chip: str, mesh: Mapping[str, int], model: Model, compute: str, remat: Treatments,
+    microbatches: int,
+) -> set[str]:  # fmt: skip
     """Return what tells a program from others, as words: `v6e`, `the axis tensor`, `offload`."""
     found = {
         "several slices": mesh["pods"] > 1,
         "weights shared by slices": mesh["fsdp_dcn"] > 1,
-        "offload": bool(remat.offload),
+        "offload": remat.needs_host,
         "microbatches": microbatches > 1,
         "a mixture of experts": model.moe is not None,
         "latent attention": model.latent is not None,
