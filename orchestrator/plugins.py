@@ -91,6 +91,7 @@ PACKAGES = {
     "score": ("scipy",),
     "bucket": ("obstore",),
     "data": ("tokenizers",),
+    "gpu": ("jax_plugins.xla_cuda12",),
 }
 
 _PINNED = re.compile(r"([\w.-]+)(?:\[[^]]*\])?==([\w.]+)(?:;.*)?")
