@@ -21,9 +21,9 @@ from orchestrator.planning.step_work import _ICI_RATE_SOURCE
 from orchestrator.values.model import Model
 from tests.conftest import ROOT
 
-CHIPS = ("v4", "v5e", "v5p", "v6e", "tpu7x")
-CHIPS += ("a100", "h100", "h200", "b200", "b300", "gb200", "gb300")
-TPUS, GIB = CHIPS[:5], 2**30
+TPUS = ("v4", "v5e", "v5p", "v6e", "tpu7x")
+CHIPS = (*TPUS, "a100", "h100", "h200", "b200", "b300", "gb200", "gb300")
+GIB = 2**30
 
 # Peak bf16 FLOP/s, HBM bytes and bytes/s, one link one way, DCN, chips of a pod, dollars an hour,
 # where somebody published them.

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import catalog
-from orchestrator.catalog import chips
+from orchestrator.catalog.chips import table
 from orchestrator.errors import ProofUnavailable, SpecError
 from orchestrator.processes import _STACK_BYTES, _STACK_FLAG, deepen_compiler_stacks
 from orchestrator.proving import compiler, verdict
@@ -101,7 +101,7 @@ def test_a_slice_of_one_chip_has_a_host_of_one_chip() -> None:
 def test_other_chips_have_no_proof() -> None:
     """The error says what has one, and how to go on."""
     plan = plan_of(chip="h100", topology="8")
-    unnamed = chips.table("chips/h100.toml")
+    unnamed = table("chips/h100.toml")
     del unnamed["xla_gpu"]
     with pytest.raises(ProofUnavailable, match=r"know a100, .*, and no mine\n.*--no-prove"):
         target(replace(plan, chip="mine", chip_definition=unnamed))

@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator import catalog, plugins
 from orchestrator.catalog.chips import Chip
 from orchestrator.catalog.published import shared_efficiency
-from orchestrator.errors import ProofUnavailable
+from orchestrator.errors import MissingExtra, ProofUnavailable
 from orchestrator.planning.planner import POOL_SHARE
 from orchestrator.planning.step_work import ICI_RATE
 from orchestrator.planning.time import peak
@@ -33,7 +33,6 @@ class Platform:
     title: str
     jax_name: str
     packages: tuple[str, ...]
-    module: str
     target: Callable[[Plan], _Target]
     rates: Callable[[Plan], ScheduleRates | None]
     require: Callable[[], None]
@@ -139,7 +138,6 @@ _TPU = Platform(
     title="TPU compiler",
     jax_name="tpu",
     packages=("jax", "jaxlib", "libtpu"),
-    module="libtpu",
     target=_tpu_target,
     rates=_tpu_rates,
     require=_require_libtpu,
@@ -221,14 +219,28 @@ def _gpu_rates(plan: Plan) -> ScheduleRates:
     )
 
 
+def _require_gpu_compiler() -> None:
+    plugins.require("prove")
+    if not plugins.missing("gpu"):
+        return
+    if sys.platform != "linux":
+        raise ProofUnavailable(
+            f"cannot prove: XLA's GPU compiler exists for Linux alone, and this is {sys.platform}\n"
+            "A plan can be run without a proof: orch submit --no-prove"
+        )
+    raise MissingExtra(
+        "cannot prove: XLA's GPU compiler is not installed (182 MB to download; no GPU needed)",
+        next_command=plugins.install_command("gpu"),
+    )
+
+
 _GPU = Platform(
     title="GPU compiler",
     jax_name="cuda",
     packages=("jax", "jaxlib", "jax-cuda12-pjrt"),
-    module="jax_plugins.xla_cuda12",
     target=_gpu_target,
     rates=_gpu_rates,
-    require=lambda: plugins.require("gpu"),
+    require=_require_gpu_compiler,
     # No GPU is here to try kernels on. The statistics are seconds of each operation.
     options={"xla_gpu_autotune_level": 0, "xla_gpu_collect_cost_model_stats": True},
 )
