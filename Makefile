@@ -9,9 +9,15 @@ MINUTES ?= 20
 MAXTEXT := .venv-maxtext
 BIN := .venv/bin
 READY := .venv/ready
-LOCK_COMMAND := $(BIN)/uv pip compile --quiet --universal --fork-strategy fewest \
+# XLA's compiler for GPUs: 182 MB that only proofs for GPUs need. CI has it.
+GPU ?= $(if $(CI),1)
+GPU_READY := .venv/gpu-ready
+LOCK := $(BIN)/uv pip compile --quiet --universal --fork-strategy fewest \
 	--python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
-	--custom-compile-command "make lock" --extra dev pyproject.toml -o requirements.lock
+	--custom-compile-command "make lock"
+LOCK_COMMAND := $(LOCK) --extra dev pyproject.toml -o requirements.lock
+# The extra `gpu` alone, for an environment that has the rest.
+GPU_PINS := sed -n '/^gpu = /,/^]/s/^ *"\(jax-cuda[^"]*\)".*/\1/p' pyproject.toml
 
 # --compile writes bytecode even where the environment says not to.
 INSTALL := $(BIN)/python -m pip install --no-input --disable-pip-version-check --compile
@@ -45,7 +51,7 @@ help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name text; \
 		do printf '%-23s %s\n' "$$name" "$$text"; done
 
-setup: $(READY)  ## build .venv from requirements.lock (minutes, 2.5 GB)
+setup: $(READY) $(if $(GPU),$(GPU_READY))  ## build .venv from requirements.lock (minutes, 2.5 GB; GPU=1: 3 GB)
 	@:
 
 demo: setup  ## plan, prove and rehearse Llama 3 70B on four v5p pods
@@ -107,7 +113,7 @@ bench-huggingface: setup  ## logits of transformers for small models, and those 
 	@.venv-huggingface/bin/python tests/bench/huggingface_logits.py logits build/huggingface
 	@$(BIN)/python -m pytest -m "slow or not slow" tests/test_huggingface_weights.py -k logits
 
-bench-proof: setup  ## compile 58 plans and write docs/proof-bench.md (four hours)
+bench-proof: setup  ## compile 89 plans and write docs/proof-bench.md (four hours)
 	@$(BIN)/python -m tests.bench.proof_table
 
 bench-maxtext: setup $(MAXTEXT)/ready  ## compile MaxText's program and ours for eleven runs: docs/maxtext-bench.md (hours)
@@ -126,6 +132,7 @@ $(MAXTEXT)/ready: tests/bench/maxtext_requirements.txt
 
 lock: setup  ## rewrite requirements.lock; UPGRADE=1 for newer versions
 	@$(LOCK_COMMAND) $(if $(UPGRADE),--upgrade)
+	@$(GPU_PINS) | $(LOCK) --no-deps - -o requirements-gpu.lock
 	@echo "requirements.lock: $$(grep -c '^[a-z].*==' requirements.lock) packages"
 
 clean:  ## remove .venv and every cache; runs/ stays
@@ -150,6 +157,11 @@ $(READY): requirements.lock pyproject.toml
 	@$(BIN)/python -c "$$CHECK_BYTECODE"
 	@touch $@
 	@echo "setup: done"
+
+$(GPU_READY): $(READY) requirements-gpu.lock
+	@echo "setup: installing XLA's compiler for GPUs (182 MB)"
+	@$(INSTALL) -qq --require-hashes --only-binary :all: --no-deps -r requirements-gpu.lock
+	@touch $@
 
 # Without bytecode every process of a rehearsal compiles these packages again: the first step comes
 # after 47 s instead of 25.

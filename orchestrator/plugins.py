@@ -91,6 +91,7 @@ PACKAGES = {
     "score": ("scipy",),
     "bucket": ("obstore",),
     "data": ("tokenizers",),
+    "gpu": ("jax", "optax", "orbax", "safetensors", "jax_cuda12_plugin"),
 }
 
 _PINNED = re.compile(r"([\w.-]+)(?:\[[^]]*\])?==([\w.]+)(?:;.*)?")

@@ -21,19 +21,25 @@ from orchestrator.planning.step_work import _ICI_RATE_SOURCE
 from orchestrator.values.model import Model
 from tests.conftest import ROOT
 
-CHIPS = ("v4", "v5e", "v5p", "v6e", "tpu7x", "h100", "h200", "b200")
-TPUS, GIB = CHIPS[:5], 2**30
+TPUS = ("v4", "v5e", "v5p", "v6e", "tpu7x")
+CHIPS = (*TPUS, "a100", "h100", "h200", "b200", "b300", "gb200", "gb300")
+GIB = 2**30
 
-# Peak bf16 FLOP/s, HBM bytes and bytes/s, one link one way, DCN, chips of a pod, dollars an hour.
+# Peak bf16 FLOP/s, HBM bytes and bytes/s, one link one way, DCN, chips of a pod, dollars an hour,
+# where somebody published them.
 DATASHEETS = {
     "v4": (275e12, 32 * GIB, 1.2e12, 50e9, 6.25e9, 4096, 3.22),
     "v5e": (197e12, 16 * GIB, 0.819e12, 50e9, 3.125e9, 256, 1.20),
     "v5p": (459e12, 95 * GIB, 2.765e12, 100e9, 6.25e9, 8960, 4.20),
     "v6e": (918e12, 32 * GIB, 1.638e12, 100e9, 12.5e9, 256, 2.70),
     "tpu7x": (2307e12, 192 * GIB, 7.38e12, 100e9, 12.5e9, 9216, 12.00),
+    "a100": (312e12, 80e9, 2.039e12, 300e9, 25e9, 8, None),
     "h100": (989.4e12, 80e9, 3.35e12, 450e9, 50e9, 8, 10.98),
     "h200": (989.4e12, 141e9, 4.8e12, 450e9, 50e9, 8, 10.84),
     "b200": (2250e12, 180e9, 8e12, 900e9, 50e9, 8, 11.28),
+    "b300": (2250e12, 270e9, 7.7e12, 900e9, 100e9, 8, None),
+    "gb200": (2500e12, 186e9, 8e12, 900e9, 50e9, 72, None),
+    "gb300": (2500e12, 279e9, 8e12, 900e9, 100e9, 72, None),
 }
 COMPILER_GIB = {"v4": 30.75, "v5e": 15.75, "v5p": 95.74, "v6e": 31.25, "tpu7x": 94.75}
 
@@ -207,8 +213,8 @@ def slices(draw: st.DrawFn) -> tuple[Chip, str]:
     return chip, draw(st.sampled_from(catalog.topologies(chip)))
 
 
-def test_eight_chips_are_known() -> None:
-    """Five TPUs and three GPUs, listed in a stable order."""
+def test_twelve_chips_are_known() -> None:
+    """Five TPUs and seven GPUs, listed in a stable order."""
     assert catalog.chips() == tuple(sorted(CHIPS))
 
 
@@ -317,8 +323,10 @@ def test_every_source_that_is_named_exists_and_every_one_that_exists_is_named() 
     for chip in map(catalog.chip, CHIPS):
         named |= {quantity.source for _, quantity in quantities(chip, chip.name)}
         named |= {chip.layout_source, chip.largest_slice_source, chip.slices.source}
-        named |= {names.source for names in (chip.ray, chip.libtpu, chip.gke) if names}
-        named |= {one.source for one in (chip.libtpu.options if chip.libtpu else {}).values()}
+        named |= {
+            names.source for names in (chip.ray, chip.libtpu, chip.xla_gpu, chip.gke) if names
+        }
+        named |= {one.source for one in chip.compiler_options.values()}
     named |= {one.source for one in vars(recovery()).values()}
     named |= {one.source for one in goodput_runs()}
     named |= {"published-runs", _CRITICAL_SOURCE, _ICI_RATE_SOURCE} | {

@@ -10,7 +10,7 @@ from orchestrator.evidence.explain.assemble import explain
 from orchestrator.launch.ray.slices import accelerator_type, pod_type
 from orchestrator.planning.planner import make_plan
 from orchestrator.planning.rehearsal import rehearse
-from orchestrator.proving.compiler import target
+from orchestrator.proving.platforms import target
 from orchestrator.reading.load import load
 from orchestrator.reading.problems import Problem
 from orchestrator.values import codec

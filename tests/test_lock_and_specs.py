@@ -26,8 +26,11 @@ def place(path: Path) -> str:
 # --- the lock
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
-ENTRIES = re.split(r"\n(?=[a-z0-9])", LOCK)[1:]
+LOCK, GPU_LOCK = (
+    (ROOT / name).read_text(encoding="utf-8")
+    for name in ("requirements.lock", "requirements-gpu.lock")
+)
+ENTRIES, GPU_ENTRIES = (re.split(r"\n(?=[a-z0-9])", lock)[1:] for lock in (LOCK, GPU_LOCK))
 PLATFORMS = [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64")]
 PYTHONS = ["3.11", "3.12", "3.13"]
 
@@ -38,22 +41,23 @@ def pin_of(entry: str) -> Requirement:
 
 
 def direct_requirements() -> list[Requirement]:
-    """What pyproject.toml asks for: to run, to develop, and to build."""
+    """What pyproject.toml asks for: to run, to develop, and to build; not the compiler for GPUs."""
     project = PYPROJECT["project"]
-    extras = [text for texts in project["optional-dependencies"].values() for text in texts]
+    named = project["optional-dependencies"].items()
+    extras = [text for name, texts in named if name != "gpu" for text in texts]
     asked = project["dependencies"] + extras + PYPROJECT["build-system"]["requires"]
     return [Requirement(text) for text in asked if not text.startswith("orch[")]
 
 
 def test_the_lock_names_no_host() -> None:
     """The lock says what to install and never from where."""
-    assert re.findall(r"(?m)://|^-.*|^\S+ @ .*|^#.*[/\\].*", LOCK) == []
+    assert re.findall(r"(?m)://|^-.*|^\S+ @ .*|^#.*[/\\].*", LOCK + GPU_LOCK) == []
 
 
 def test_every_entry_of_the_lock_is_one_version_with_hashes() -> None:
     """Nothing is installed that was not seen when the lock was written."""
     assert len(ENTRIES) > 100
-    for entry in ENTRIES:
+    for entry in ENTRIES + GPU_ENTRIES:
         pin = pin_of(entry)
         assert [specifier.operator for specifier in pin.specifier] == ["=="], entry
         hashes = re.findall(r"--hash=sha256:[0-9a-f]{64}\b", entry)
@@ -88,6 +92,15 @@ def test_libtpu_is_the_one_that_jax_pins() -> None:
     by_jax = [Requirement(text) for text in metadata.requires("jax") or ()]
     [pinned] = [r for r in by_jax if r.name == "libtpu" and "tpu" in str(r.marker)]
     assert pinned.specifier.contains(next(iter(libtpu.specifier)).version)
+
+
+def test_the_compiler_for_gpus_is_that_of_the_same_jax() -> None:
+    """Its lock pins what the extra asks for, and nothing else: the rest is in the other lock."""
+    extra = PYPROJECT["project"]["optional-dependencies"]["gpu"]
+    asked = {Requirement(text) for text in extra if not text.startswith("orch[")}
+    assert set(map(pin_of, GPU_ENTRIES)) == asked
+    [jax] = [pin for pin in map(pin_of, ENTRIES) if pin.name == "jax"]
+    assert {one.specifier for one in asked} == {jax.specifier}
 
 
 # --- specs

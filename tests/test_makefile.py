@@ -23,7 +23,7 @@ esac
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A folder with the files that `make setup` reads."""
-    for name in ("Makefile", "requirements.lock", "pyproject.toml"):
+    for name in ("Makefile", "requirements.lock", "requirements-gpu.lock", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "pip-says").touch()
     return tmp_path

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.planning.planner import make_plan
-from orchestrator.proving import compiled, compiler, verdict
+from orchestrator.proving import compiled, platforms, verdict
 from orchestrator.proving.compare import proof_of
 from orchestrator.proving.compiled import CacheEntry, _LoadedCode
 from orchestrator.proving.verdict import cached, prove, save_program
@@ -204,7 +204,7 @@ def test_other_names_of_the_compiler_are_another_result(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A chip's file names its topology; the plan's digest does not cover a chip of the catalog."""
-    monkeypatch.setattr(compiler, "target", lambda _: ("v6e:8x8", {}))
+    monkeypatch.setattr(platforms, "target", lambda _: ("v6e:8x8", {}))
     assert cached(kept[1]) is None
 
 

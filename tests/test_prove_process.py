@@ -2,22 +2,27 @@
 
 import json
 import platform
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib import util
 from pathlib import Path
 
 import pytest
 
+from orchestrator import catalog
+from orchestrator.catalog.chips import table
 from orchestrator.errors import ProofUnavailable, SpecError
 from orchestrator.processes import _STACK_BYTES, _STACK_FLAG, deepen_compiler_stacks
 from orchestrator.proving import compiler, verdict
 from orchestrator.proving.compiled import CompileFailure, CompileRequest, CompileResult
-from orchestrator.proving.compiler import _environment, target
+from orchestrator.proving.compiler import _environment
+from orchestrator.proving.platforms import target
 from orchestrator.values import codec
 from tests.trainer_plans import plan_of
 
@@ -95,8 +100,35 @@ def test_a_slice_of_one_chip_has_a_host_of_one_chip() -> None:
 
 def test_other_chips_have_no_proof() -> None:
     """The error says what has one, and how to go on."""
-    with pytest.raises(ProofUnavailable, match=r"no h100\n.*--no-prove"):
-        target(plan_of(chip="h100", topology="8"))
+    plan = plan_of(chip="h100", topology="8")
+    unnamed = table("chips/h100.toml")
+    del unnamed["xla_gpu"]
+    with pytest.raises(ProofUnavailable, match=r"know a100, .*, and no mine\n.*--no-prove"):
+        target(replace(plan, chip="mine", chip_definition=unnamed))
+
+
+@pytest.mark.parametrize(
+    ("chip", "topology", "pods", "shape", "capability"),
+    [
+        ("h100", "8", 2, "2x1x8", "major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES"),
+        ("gb200", "64", 2, "2x16x4", "major: 10 minor: 0 feature_extension: ACCELERATED_FEATURES"),
+        ("b300", "8", 1, "1x1x8", "major: 10 minor: 3 feature_extension: ACCELERATED_FEATURES"),
+        ("a100", "4", 1, "1x1x4", "major: 8 minor: 0 }"),
+    ],
+)
+def test_gpus_are_described_to_the_compiler(
+    chip: str, topology: str, pods: int, shape: str, capability: str
+) -> None:
+    """Domains, hosts and GPUs; and the memory that CUDA reports, of which 0.92 is usable."""
+    plan = plan_of(chip=chip, topology=topology, pods=pods, data=int(topology))
+    name, options = target(plan)
+    assert (name, options["topology"]) == ("", shape)
+    text = options["target_config"]
+    assert capability in " ".join(text.split())
+    memory = re.search(r"device_memory_size: (\d+)", text)
+    assert memory
+    usable = catalog.chip(chip).hbm_usable_bytes.value
+    assert float(memory[1]) * 0.92 == pytest.approx(usable)
 
 
 # --- the process

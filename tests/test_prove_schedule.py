@@ -14,10 +14,10 @@ from orchestrator.catalog.published import ScheduleScore
 from orchestrator.network.rematerialization import policy
 from orchestrator.proving import compare
 from orchestrator.proving.compare import diff_proofs, program_kinds, proof_of
-from orchestrator.proving.compiler import schedule_rates
 from orchestrator.proving.hlo.collectives import DeviceMesh
 from orchestrator.proving.hlo.program import program_of
 from orchestrator.proving.hlo.transfers import SliceLinks, TransferReader
+from orchestrator.proving.platforms import schedule_rates
 from orchestrator.show.parts import screen
 from orchestrator.show.plan_diff_screen import proof_diff_screen
 from orchestrator.show.plan_pages import schedule_page
@@ -472,7 +472,10 @@ def test_the_rates_are_those_of_one_device() -> None:
     assert halves.compute.peak_flops_per_s == 2307e12 / 2
     assert halves.transfers.hbm_bytes_per_s == 7380e9 / 2
     assert halves.torus.lengths == (4, 4, 4, 2)
-    assert schedule_rates(replace(plan, chip="h100", topology="8")) is None
+    gpus = schedule_rates(replace(plan, chip="h100", topology="8"))
+    assert gpus is not None
+    assert (gpus.torus.lengths, gpus.torus.switched, gpus.compute.clock_hz) == ((8,), True, 0)
+    assert gpus.torus.link_bytes_per_s == (0.95 * 45 / 50 * 450e9,)
 
 
 def test_two_proofs_stand_side_by_side() -> None:

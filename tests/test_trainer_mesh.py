@@ -168,7 +168,7 @@ class OfProcess:
 
 def test_several_processes_are_ordered_by_their_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks follow slice names as text; the mesh follows the slices' own numbers."""
-    monkeypatch.setattr("trainers.mesh._slice_ids", lambda: [1, 0, 1, 0])
+    monkeypatch.setattr("trainers.mesh._slice_ids", lambda _: [1, 0, 1, 0])
     devices: Any = [OfProcess(number, number // 2) for number in range(8)]
     seen: list[np.ndarray] = []
     monkeypatch.setattr("trainers.mesh.Mesh", lambda found, *_, **__: seen.append(found))
@@ -181,7 +181,7 @@ def test_several_processes_are_ordered_by_their_slices(monkeypatch: pytest.Monke
 
 def test_slices_of_unlike_size_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slice that lost a process cannot be a pod."""
-    monkeypatch.setattr("trainers.mesh._slice_ids", lambda: [0, 0, 1])
+    monkeypatch.setattr("trainers.mesh._slice_ids", lambda _: [0, 0, 1])
     devices: Any = [OfProcess(number, number // 2) for number in range(6)]
     with pytest.raises(SpecError, match=r"2 equal pods, slices hold \[4, 2\]"):
         mesh_of(plan_of(pods=2, data=3, sequences=6), devices)

@@ -19,10 +19,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from orchestrator.network.description import Scores
-from orchestrator.proving.compile_process import _text_of
 from orchestrator.proving.hlo import collectives
 from orchestrator.proving.hlo.program import program_of
 from orchestrator.proving.hlo.summary import summarize
+from orchestrator.proving.jax_private_api import program_text
 from orchestrator.values import codec
 from trainers.llama.attention_kernels import _splash
 
@@ -125,7 +125,7 @@ def compiled(body: Body, specs: Any, out: P, on: Mesh) -> str:
         for shape, spec in zip(shapes, specs, strict=True)
     ]
     mapped = partial(jax.shard_map, mesh=on, in_specs=specs, out_specs=out, check_vma=False)
-    return _text_of(jax.jit(mapped(body)).lower(*arguments).compile())
+    return program_text(jax.jit(mapped(body)).lower(*arguments).compile())
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from trainers.mesh import mesh_of
 _Tree = Any
 METRICS = ("loss", "grad_norm", "learning_rate")
 # Beginnings of the names of options that the compiler for CPU devices lacks or ignores.
-_FOR_TPUS = ("xla_tpu_", "xla_enable_async_")
+_FOR_ACCELERATORS = ("xla_tpu_", "xla_gpu_", "xla_enable_async_")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +70,13 @@ class Program:
 
     @property
     def compiler_options(self) -> dict[str, Any]:
-        """The plan's options; on CPU devices, which emulate a TPU's, without those for TPUs."""
+        """The plan's options; on CPU devices, without those for accelerators."""
         assert isinstance(self.mesh, Mesh)
         options: dict[str, Any] = self.plan.compiler_options
         if self.mesh.devices.flat[0].platform != "cpu":
             return options
-        return {name: value for name, value in options.items() if not name.startswith(_FOR_TPUS)}
+        kept = (name for name in options if not name.startswith(_FOR_ACCELERATORS))
+        return {name: options[name] for name in kept}
 
 
 class _Trainer(Protocol):

@@ -111,7 +111,7 @@ def _to_and_fro(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 
 def _by_order(plan: Plan, devices: Sequence[jax.Device]) -> np.ndarray:
     """Whole slices after one another, in each of them the processes in order."""
-    slice_ids = _slice_ids()
+    slice_ids = _slice_ids(devices)
     sizes = np.bincount([slice_ids[device.process_index] for device in devices])
     sizes = sizes[sizes > 0]
     if len(sizes) > 1 and (len(sizes) != plan.pods or len(set(sizes.tolist())) > 1):
@@ -125,8 +125,13 @@ def _by_order(plan: Plan, devices: Sequence[jax.Device]) -> np.ndarray:
     return grid.reshape([axis.size for axis in plan.axes])
 
 
-def _slice_ids() -> list[int]:
-    """The slice of each process, from its environment; one slice without that."""
+def _slice_ids(devices: Sequence[jax.Device]) -> Sequence[int]:
+    """The slice of each process, from its environment; one slice without that. Devices that are
+    only compiled for have no processes here: their hosts follow one another.
+    """
+    hosts = 1 + max(device.process_index for device in devices)
+    if hosts > jax.process_count():
+        return [0] * hosts
     mine = int(os.environ.get("MEGASCALE_SLICE_ID", "0"))
     if jax.process_count() == 1:
         return [mine]

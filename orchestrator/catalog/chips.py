@@ -89,6 +89,23 @@ class _ProductShares(Value):
     source: _Name
 
 
+class GpuTarget(Value):
+    """A GPU as XLA's GPU compiler is told of it, since none is there to ask. `cores` are streaming
+    multiprocessors, `lanes` the fp32 lanes of each; the shared memory is that of a core, and the
+    most of it that a block of threads may have. `options` are as those of libtpu.
+    """
+
+    compute_capability: Annotated[str, Meta(pattern=r"^[1-9][0-9]*\.[0-9][af]?$")]
+    cores: _Size
+    lanes: _Size
+    clock_hz: _Positive
+    l2_bytes: _Positive
+    shared_bytes_per_core: _Size
+    shared_bytes_per_block: _Size
+    source: _Name
+    options: dict[str, _CompilerOption] = field(default_factory=dict)
+
+
 class GkeNames(Value):
     """GKE's names for the chip: `accelerator` is a value of node labels, for manifests only."""
 
@@ -118,11 +135,12 @@ class Chip(Value):
     spot slices can be taken away at any time. A slice of up to `single_host_chips` has one host;
     the hosts of a larger one have `chips_per_host` each. `layout_source` holds for both, for
     `devices` and for `torus_axes`. `device_kinds` are what JAX calls its devices, by one version or
-    another; `ray`, `libtpu` and `gke` are its names there, None where it lacks them. `matrix_unit`
-    is the edge of the array that multiplies matrices, where it is one. `clock_hz` is what the TPU
-    compiler's estimates of cycles are over, and `products` what they say of small products.
-    `failures` are None where nothing is known or assumed
-    of them. `book` has the numbers of "How To Scale Your Model", each under its own name.
+    another; `ray`, `libtpu` and `gke` are its names there, None where it lacks them, and `xla_gpu`
+    is what the compiler for GPUs must know of it. `matrix_unit` is the edge of the array that
+    multiplies matrices, where it is one. `clock_hz` is what the TPU compiler's estimates of cycles
+    are over, and `products` what they say of small products. `failures` are None where nothing is
+    known or assumed of them. `book` has the numbers of "How To Scale Your Model", each under its
+    own name.
     """
 
     name: Annotated[str, COMPUTED]
@@ -155,9 +173,16 @@ class Chip(Value):
     products: _ProductShares | None = None
     ray: RayNames | None = None
     libtpu: _LibtpuNames | None = None
+    xla_gpu: GpuTarget | None = None
     gke: GkeNames | None = None
     failures: FailureRates | None = None
     book: dict[str, Quantity] = field(default_factory=dict)
+
+    @property
+    def compiler_options(self) -> dict[str, _CompilerOption]:
+        """Options of every plan on the chip; none where it has no compiler."""
+        compiler = self.libtpu or self.xla_gpu
+        return compiler.options if compiler else {}
 
 
 class _NamesChip(Protocol):

@@ -180,6 +180,10 @@ def attention_backward_flops(layout: Layout) -> Number:
 
     def of_block(block: Block) -> Number:
         attention, size = block.attention, _block_of(layout, block.attention)
+        if layout.chip.switched:
+            return _attention_flops(
+                layout, attention, forward_positions(layout, attention), AT_ONCE
+            )
         sums = partial_sums_of(layout, attention)
 
         def kernel(keys: Number, products: _Products) -> Number:
@@ -209,8 +213,20 @@ def _attention_flops(
 
 def forward_positions(layout: Layout, attention: Attention) -> Number:
     """Positions that the forward kernel computes for a query, mean over the sequence."""
+    if layout.chip.switched:
+        return _gpu_positions(layout, attention)
     size = _block_of(layout, attention)
     return _computed_positions(layout, attention, size, size)
+
+
+def _gpu_positions(layout: Layout, attention: Attention) -> Number:
+    """Those that cuDNN's mask lets a query see; all, where the trainer has to do without cuDNN."""
+    scores, length = attention.scores, layout.length
+    widths = {tensor.dimensions[-1].size for tensor in (attention.queries, attention.result)}
+    has_kernel = layout.precision.compute == "bf16" and scores.cap is None and not attention.sinks
+    if not has_kernel or len(widths) > 1:
+        return length
+    return np.where(layout.ways("length") > 1, length, _seen_positions(length, scores.window))
 
 
 def _computed_positions(
@@ -237,7 +253,11 @@ def _block_of(layout: Layout, attention: Attention) -> Number:
 
 
 def partial_sums_of(layout: Layout, attention: Attention) -> Number:
-    """Gradients of each query that one backward kernel writes, or 0 where there are two kernels."""
+    """Gradients of each query that one backward kernel writes, or 0 where there are two kernels.
+    cuDNN's writes one.
+    """
+    if layout.chip.switched:
+        return 0
     window, head = attention.scores.window, head_of(attention, layout.compute_bytes)
     return kernels.partial_sums(layout.length, _block_of(layout, attention), window, head)
 

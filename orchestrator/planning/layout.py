@@ -389,7 +389,7 @@ class Training(Layout):
         return self.has_option("xla_enable_async_all_reduce")
 
     def has_option(self, name: str) -> Number:
-        option = self.chip.libtpu.options.get(name) if self.chip.libtpu else None
+        option = self.chip.compiler_options.get(name)
         apart = self.devices_along(SHARED_OVER_DCN) == 1
         return bool(option) & (apart | bool(option and option.between_slices))
 

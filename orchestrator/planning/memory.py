@@ -33,7 +33,10 @@ def phases(layout: Training) -> tuple[MemoryPhase, ...]:
     # the type it came in. What replicas of a slice reduce layer by layer comes out of one message,
     # and keeps the order of its dimensions.
     at_once = layout.microbatches == 1
-    single = at_once & (layout.devices_along(mesh_axes.REPLICA_AXES) == 1)
+    # The compiler for GPUs stacks those of the layers in the type of the parameters' sums.
+    single = (
+        at_once & (layout.devices_along(mesh_axes.REPLICA_AXES) == 1) & (not layout.chip.switched)
+    )
     size = np.where(single, layout.gradient_bytes, ACCUMULATION_BYTES)
     in_order = layout.over_layers(
         lambda block: sum(layout.stored_elements(m.weight, in_order=True) for m in block.matmuls)
@@ -132,8 +135,23 @@ def _routed_line(layout: Layout, stages: Number) -> LedgerLine:
 
 
 def _copy_line(layout: Training, elements: Number) -> LedgerLine:
-    """Matrices in the compute type: the compiler casts all layers at once, before their loop."""
-    size = layout.compute_bytes * (layout.precision.parameters != layout.activation_type)
+    """Matrices in the compute type: the compiler casts all layers at once, before their loop. The
+    one for GPUs does so before a loop over microbatches. Without one it casts each layer's, and
+    first turns the last matrices of sublayers, which are gathered along their last dimension.
+    """
+    casts = layout.precision.parameters != layout.activation_type
+    size: Number = layout.compute_bytes * casts
+    if layout.chip.switched:
+        turned = layout.over_layers(
+            lambda block: sum(
+                layout.stored_elements(part.output.weight)
+                for part in (block.attention, block.mlp)
+                if not isinstance(part, Mixture)
+            )
+        )
+        is_whole = layout.microbatches > 1
+        elements = np.where(is_whole, elements, turned * (layout.ways(mesh_axes.GATHERED) > 1))
+        size = np.where(is_whole, size, layout.parameter_bytes)
     return _line("compute_copy", "compute copy", "size x layers", size=size, layers=elements)
 
 
@@ -205,7 +223,14 @@ def _backward_lines(layout: Training, block: Block) -> list[tuple[str, list[Ledg
             in_ring = (np.where(ways > 1, *both) for both in zip(exchange, moment, strict=True))
             found.append(("mlp ring", _mlp_lines(layout, block, *in_ring)))
         found.append(("attention again", _again_lines(layout, block)))
-    return [*found, ("attention", _attention_lines(layout, block))]
+    found.append(("attention", _attention_lines(layout, block)))
+    if layout.chip.switched:
+        # The compiler for GPUs scatters a layer's gradients while the next layer's are made.
+        sent = layout.total_elements(block.matmuls) * (layout.ways(mesh_axes.GATHERED) > 1)
+        late = _line("gathered_weights", "gradients on their way", "size x block",
+                     size=layout.gradient_bytes, block=sent)  # fmt: skip
+        found = [(name, [*lines, late]) for name, lines in found]
+    return found
 
 
 def _mlp_lines(

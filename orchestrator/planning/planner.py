@@ -222,9 +222,21 @@ def _compiler_options(
     request: search.SearchRequest, layout: Training
 ) -> dict[str, bool | int | float | str]:
     """Return the chip's options, and those of the spec, which come first."""
-    options = request.chip.libtpu.options if request.chip.libtpu else {}
-    chosen = {name: option.value for name, option in options.items() if layout.has_option(name)}
+    options = request.chip.compiler_options.items()
+    chosen = {name: option.value for name, option in options if layout.has_option(name)}
+    if request.chip.xla_gpu:
+        # Let it plan with the usable memory: it takes f (0.8 M - S) + S, of the device's memory M
+        # and the state S, with an f in percent that is 95 by default.
+        usable = request.chip.hbm_usable_bytes.value
+        state = layout.stored_parameter_elements * (layout.parameter_bytes + layout.moment_bytes)
+        free = _PLANNED_SHARE * usable / POOL_SHARE - state
+        chosen[_MEMORY_FACTOR] = int(100 * (usable - state) / max(free, usable / 100))
     return chosen | request.experiment.compiler_options
+
+
+_MEMORY_FACTOR = "xla_gpu_memory_limit_slop_factor"
+_PLANNED_SHARE = 0.8  # of a GPU's memory
+POOL_SHARE = 0.92  # of it, which a program gets (`gpu-memory` in sources.toml)
 
 
 # How far the batch may move if no mesh of that many pods divides it.

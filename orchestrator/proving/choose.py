@@ -18,6 +18,7 @@ from orchestrator.planning.contenders import Contender, make_contenders, with_op
 from orchestrator.planning.search import MEMORY_MARGIN
 from orchestrator.proving import compiler
 from orchestrator.proving.compiled import REPEATED
+from orchestrator.proving.platforms import other_options
 from orchestrator.proving.verdict import ProofResult, prove
 from orchestrator.values.codec import Shown, Value, short
 from orchestrator.values.plan import Plan, program_digest
@@ -119,7 +120,7 @@ def search_programs(
         after += make_contenders(spec, spare, room)
     if best:
         winner = next(each for each in first if program_digest(each.plan) == best.program)
-        after += [with_options(winner, options) for options in compiler.other_options(best.plan)]
+        after += [with_options(winner, options) for options in other_options(best.plan)]
     search.run([each for each in after if program_digest(each.plan) not in known][:spare])
     compared = sorted(search.compared, key=lambda each: (each.s_per_token, each.expected_s))
     if compared[0].s_per_token == inf:
@@ -199,14 +200,14 @@ class _Search:
 
 
 def with_proof(row: ComparedProgram, proof: Proof) -> ComparedProgram:
-    schedule = proof.schedule
+    schedule, package = proof.schedule, platform_of(row.plan).packages[-1]
     repeated = next((line.compiled for line in proof.flops if line.name == REPEATED), 0.0)
     row = replace(
         row,
         peak_hbm_bytes_per_device=proof.peak_hbm_bytes_per_device,
         repeated_share=repeated / proof.flops_per_device if proof.flops_per_device else 0.0,
         fits=proof.passes,
-        compiler=f"libtpu {proof.versions.get('libtpu', '')}".strip(),
+        compiler=f"{package} {proof.versions.get(package, '')}".strip(),
     )
     if schedule is None:
         return replace(row, failure="no schedule: the catalog has no clock for this chip")

@@ -19,7 +19,6 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
-from jaxlib import _hlo  # type: ignore[attr-defined]  # its stub is missing
 
 from orchestrator import plugins
 from orchestrator.errors import OrchError
@@ -27,13 +26,13 @@ from orchestrator.proving import compiled
 from orchestrator.proving.hlo.collectives import DeviceMesh
 from orchestrator.proving.hlo.program import program_of
 from orchestrator.proving.hlo.summary import summarize
+from orchestrator.proving.jax_private_api import answer_for_cudnn, program_text
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
 from trainers.contract import load, lower
 from trainers.mesh import mesh_of
 
 _RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
-_BEYOND_HBM = {"xla_tpu_no_crash_on_oom": True}
 _clock = time.perf_counter
 _Send = Callable[[dict[str, Any]], None]
 
@@ -82,18 +81,19 @@ def _compiled(plan: Plan, request: compiled.CompileRequest, send: _Send) -> comp
     """Lower the trainer's step for the plan's real topology, compile it, read its text."""
     opened = compiled.opened_files()
     send({"stage": "laying out"})
-    topology = topologies.get_topology_desc(request.topology, "tpu", **request.topology_options)
+    topology = topologies.get_topology_desc(
+        request.topology, request.platform, **request.topology_options
+    )
     send({"stage": "tracing"})
+    answer_for_cudnn()
     lowered, mesh = lower(load(plan.trainer), plan, topology.devices)
     send({"stage": "compiling"})
     began = _clock()
-    settings: dict[str, Any] = dict(plan.compiler_options)
-    if request.beyond_hbm:
-        settings |= _BEYOND_HBM
+    settings: dict[str, Any] = {**plan.compiler_options, **request.options}
     executable = lowered.compile(compiler_options=settings or None)
     compile_s = _clock() - began
     send({"stage": "reading"})
-    text = _text_of(executable)
+    text = program_text(executable)
     if request.text_path:
         Path(request.text_path).write_text(text, encoding="utf-8")
     if mesh is None:  # that of the arguments, if they name one
@@ -102,11 +102,10 @@ def _compiled(plan: Plan, request: compiled.CompileRequest, send: _Send) -> comp
         meshes = (place for place in named if isinstance(place, Mesh))
         mesh = next(meshes, None) or mesh_of(plan, topology.devices)
     devices = list(mesh.devices.flat)
-    in_slice = devices[: plan.devices_per_slice]
     rates, places = request.rates, list[tuple[int, ...]]()
-    if rates:
+    if rates and not rates.torus.switched:
         dies, axes = rates.torus.devices_per_chip > 1, len(rates.torus.lengths)
-        for device in in_slice:
+        for device in devices[: plan.devices_per_slice]:
             die = (device.core_on_chip,) if dies else ()
             places.append((*device.coords[: axes - len(die)], *die))
     peak_memory = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT_BYTES)
@@ -123,27 +122,22 @@ def _compiled(plan: Plan, request: compiled.CompileRequest, send: _Send) -> comp
         ),
         compile_s=compile_s,
         compiler_memory_bytes=peak_memory,
-        versions={package: metadata.version(package) for package in compiled.PACKAGES},
+        versions={package: metadata.version(package) for package in request.packages},
         code=compiled.loaded_code(plugins.trainer_entry_point(plan.trainer).module, opened),
     )
 
 
-def _text_of(executable: jax.stages.Compiled) -> str:
-    """The program's text with its constants' numbers: jax has no public name for this option."""
-    options = _hlo.HloPrintOptions()
-    options.print_large_constants = True
-    program = executable.runtime_executable()
-    assert program is not None
-    return "\n\n".join(module.to_string(options) for module in program.hlo_modules())
-
-
 def _mesh(plan: Plan, devices: list[jax.Device]) -> DeviceMesh:
-    """The mesh of one slice. The compiled program numbers devices as its own mesh does."""
+    """The mesh of one program: of a slice of TPUs, or of all GPUs. The compiled program numbers
+    devices as its own mesh does.
+    """
     planned = {device: place for place, device in enumerate(mesh_of(plan, devices).devices.flat)}
-    in_slice = plan.devices_per_slice
-    places = tuple(planned[device] % in_slice for device in devices[:in_slice])
-    axes = {axis.name: axis.size for axis in plan.axes if axis.link == "ici"}
-    return DeviceMesh(axes, None if places == tuple(range(in_slice)) else places)
+    is_whole = devices[0].platform == "gpu"
+    count = len(devices) if is_whole else plan.devices_per_slice
+    places = tuple(planned[device] % count for device in devices[:count])
+    axes = {axis.name: axis.size for axis in plan.axes if is_whole or axis.link == "ici"}
+    between = tuple(axis.name for axis in plan.axes if is_whole and axis.link == "dcn")
+    return DeviceMesh(axes, None if places == tuple(range(count)) else places, between)
 
 
 def _planned_exchanges(plan: Plan) -> dict[tuple[tuple[str, ...], str], str]:

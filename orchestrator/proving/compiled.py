@@ -8,6 +8,7 @@ import sysconfig
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import field
 from importlib import metadata
 from importlib.util import source_from_cache
 from pathlib import Path
@@ -123,22 +124,24 @@ def _file_digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-PACKAGES = ("jax", "jaxlib", "libtpu")  # whose versions a compiled program depends on
 PRODUCTS, REPEATED = "matrix products", "repeated by the compiler"  # what computes its FLOPs
 GROUPED_MATMUL = "grouped matmul"  # the kernel that multiplies by experts, each its own rows
 
 
 class CompileRequest(Value):
-    """A plan as JSON, its topology as the compiler names it, and the file for the program's text.
-    `rates` price its schedule, if given. `beyond_hbm`: compile even what exceeds the chip's memory.
+    """A plan as JSON, its devices as the compiler of a platform names them, and the file for the
+    program's text. `rates` price its schedule, if given. `options` are set beside the plan's;
+    versions of `packages` are noted.
     """
 
     plan: str
     topology: str
     topology_options: dict[str, Any]
     rates: ScheduleRates | None
+    platform: str = "tpu"
+    packages: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
     text_path: str | None = None
-    beyond_hbm: bool = False
 
 
 class CompiledMemory(Value):

@@ -9,107 +9,30 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from signal import Signals
-from typing import Any
 
-from orchestrator import catalog
-from orchestrator.catalog.chips import Chip, Topology
-from orchestrator.catalog.published import shared_efficiency
 from orchestrator.errors import OrchError, ProofUnavailable, SpecError
-from orchestrator.planning.step_work import ICI_RATE
-from orchestrator.planning.time import peak
-from orchestrator.planning.torus import HOP_S, cluster_rate, make_torus
 from orchestrator.processes import MODULE, deepen_compiler_stacks, without_device_settings
 from orchestrator.proving.compiled import CompileFailure, CompileRequest, CompileResult
+from orchestrator.proving.platforms import platform_of
 from orchestrator.values import codec
-from orchestrator.values.codec import MatmulType
 from orchestrator.values.plan import Plan
-from orchestrator.values.proof import ComputeRates, ScheduleRates, SliceTorus, TransferRates
 
-# Without these libtpu asks the machine which TPU it is, or cannot be loaded twice at a time.
+# Without these libtpu asks the machine which TPU it is, or cannot be loaded twice at a time, and
+# the plugin for GPUs looks for CUDA.
 _SETTINGS = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "JAX_PLATFORMS": "cpu",
+    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
     "TPU_ACCELERATOR_TYPE": "v5p-8",
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
 }
 
 
-def target(plan: Plan) -> tuple[str, dict[str, Any]]:
-    """Name and options of the plan's topology, as `get_topology_desc` takes them."""
-    names = catalog.chip_of(plan).libtpu
-    if names is None:
-        known = ", ".join(name for name in catalog.chips() if catalog.chip(name).libtpu)
-        raise ProofUnavailable(
-            f"cannot prove: the TPU compiler knows {known}, and no {plan.chip}\n"
-            "A plan can be run without a proof: orch submit --no-prove"
-        )
-    options: dict[str, Any] = {}
-    if names.chip_config:
-        options["chip_config_name"] = names.chip_config
-    if plan.chips == plan.pods:  # hosts have four chips unless one is set
-        options["chips_per_host_bounds"] = [1, 1, 1]
-    if plan.pods > 1:
-        options["num_slices"] = plan.pods
-    return f"{names.topology}:{plan.topology}", options
-
-
 def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
     settings = without_device_settings(inherited) | _SETTINGS
     deepen_compiler_stacks(settings)
     return settings
-
-
-# The rates that price a compiled program's schedule: the catalog's, as one device has them.
-
-_LINKS = 2  # of a chip on each torus axis, one each way
-
-
-def schedule_rates(plan: Plan) -> ScheduleRates | None:
-    """Return None where the catalog has no clock for the chip: cycles are then no seconds."""
-    chip = catalog.chip_of(plan)
-    return rates_of(chip, catalog.topology(chip, plan.topology), plan.precision.compute)
-
-
-def rates_of(chip: Chip, topology: Topology, compute: MatmulType) -> ScheduleRates | None:
-    """Return the rates of one device of a slice that multiplies in that type."""
-    if chip.clock_hz is None:
-        return None
-    efficiency = catalog.efficiency(chip.name, compute)
-    torus = make_torus(chip, topology)
-    host = chip.host_link_bytes_per_s
-    return ScheduleRates(
-        compute=ComputeRates(
-            clock_hz=chip.clock_hz.value,
-            peak_flops_per_s=peak(chip, compute).value / chip.devices,
-            kernel_share=shared_efficiency("attention").value,
-            product_share=efficiency.matmul.value if efficiency else 1.0,
-        ),
-        transfers=TransferRates(
-            hbm_bytes_per_s=chip.hbm_bytes_per_s.value / chip.devices,
-            host_bytes_per_s=host.value / chip.devices if host else None,
-            dcn_bytes_per_s=cluster_rate(chip),
-        ),
-        torus=SliceTorus(
-            lengths=tuple(axis.length for axis in torus.axes),
-            wraps=tuple(axis.wraps for axis in torus.axes),
-            link_bytes_per_s=tuple(ICI_RATE * axis.bytes_per_s / _LINKS for axis in torus.axes),
-            devices_per_chip=chip.devices,
-            hop_s=HOP_S,
-        ),
-    )
-
-
-def other_options(plan: Plan) -> list[dict[str, bool | int | float | str]]:
-    """Return further settings of the options that a plan has from its chip's file."""
-    libtpu = catalog.chip_of(plan).libtpu
-    options = libtpu.options if libtpu else {}
-    return [
-        {name: other}
-        for name, option in options.items()
-        if plan.compiler_options.get(name) == option.value
-        for other in option.others
-    ]
 
 
 _COMMAND = (*MODULE, "orchestrator.proving.compile_process")
@@ -125,12 +48,16 @@ def end_all() -> None:
 
 
 def compile_request(plan: Plan, text_path: str | None = None) -> CompileRequest:
-    topology, options = target(plan)
+    platform = platform_of(plan)
+    topology, options = platform.target(plan)
     return CompileRequest(
         plan=codec.to_json(plan).decode(),
+        platform=platform.jax_name,
+        packages=platform.packages,
         topology=topology,
         topology_options=options,
-        rates=schedule_rates(plan),
+        rates=platform.rates(plan),
+        options=dict(platform.options),
         text_path=text_path,
     )
 

@@ -1,26 +1,25 @@
 """The verdict on a Plan: from the cache, or from the compiler in a process of its own."""
 
-import platform
-import sys
 import tempfile
 import time
 from dataclasses import replace
-from importlib import util
 from pathlib import Path
 
 import msgspec
 
 from orchestrator.errors import ProofUnavailable, SpecError, UnknownName
+from orchestrator.formatting import in_memory
 from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN
 from orchestrator.network.rematerialization import POLICIES, text_of
 from orchestrator.planning.feasibility import usable_axes
 from orchestrator.planning.planner import make_plan
 from orchestrator.planning.ranking import best_choices
 from orchestrator.planning.search import search, search_request
-from orchestrator.plugins import require, trainer_entry_point
-from orchestrator.proving import compiler, proofs_folder
+from orchestrator.plugins import trainer_entry_point
+from orchestrator.proving import compiler, platforms, proofs_folder
 from orchestrator.proving.compare import proof_of
-from orchestrator.proving.compiled import PACKAGES, CacheEntry, version
+from orchestrator.proving.compiled import CacheEntry, version
+from orchestrator.proving.platforms import platform_of
 from orchestrator.values import codec
 from orchestrator.values.codec import Value
 from orchestrator.values.plan import LineKind, Plan, program_digest
@@ -148,15 +147,8 @@ def least_recompute(
 
 
 def _compile(plan: Plan, on_stage: compiler.OnStage, hlo: Path | None) -> Proof:
-    compiler.target(plan)  # raises for a chip that the compiler lacks, before anything starts
-    require("prove")
-    if util.find_spec("libtpu") is None:
-        where = f"{sys.platform} {platform.machine()}"
-        raise ProofUnavailable(
-            f"cannot prove: libtpu, the TPU compiler, is not installed ({where})\n"
-            "It exists for Linux on x86-64 alone; there, `make setup` installs it. A plan can be"
-            " run without a proof: orch submit --no-prove"
-        )
+    platform = platform_of(plan)  # raises for a chip that no compiler knows
+    platform.require()
     text_path = str(hlo / f"{plan.name}-{codec.short(plan.digest)}.txt") if hlo else None
     request = compiler.compile_request(plan, text_path)
     result, refusal = compiler.compile_plan(request, on_stage), None
@@ -164,10 +156,15 @@ def _compile(plan: Plan, on_stage: compiler.OnStage, hlo: Path | None) -> Proof:
         # A program that memory cannot hold is compiled again, to see its needs.
         refusal = result.failure.message.splitlines()[0].partition(": ")[2]
         on_stage("out of memory: once more, to see what it needs")
-        result = compiler.compile_plan(replace(request, beyond_hbm=True), on_stage)
+        request = replace(request, options={**request.options, **platform.beyond_hbm})
+        result = compiler.compile_plan(request, on_stage)
     if result.failure:
         raise compiler.error_of(plan, result.failure)
     assert result.compiled is not None
+    limit, used = plan.forecast.hbm_bytes_per_device, result.compiled.memory.peak
+    if not platform.beyond_hbm and used > limit:
+        # This compiler recomputes what it can, and then takes a program whatever it needs.
+        refusal = f"its program needs {in_memory(used)} of {in_memory(limit)} of a device"
     entry = CacheEntry(compiled=result.compiled, refusal=refusal)
     save_program(plan, entry)
     return _verdict(plan, entry)
@@ -221,7 +218,8 @@ def save_program(plan: Plan, entry: CacheEntry) -> None:
 
 def _key(plan: Plan) -> str:
     trainer = trainer_entry_point(plan.trainer).value
-    rates = codec.to_json(compiler.schedule_rates(plan)).decode()
-    versions = {package: version(package) for package in PACKAGES}
-    compiled_by = codec.digest([trainer, compiler.target(plan), rates, versions])
+    platform = platform_of(plan)
+    rates = codec.to_json(platform.rates(plan)).decode()
+    versions = {package: version(package) for package in platform.packages}
+    compiled_by = codec.digest([trainer, platforms.target(plan), rates, versions])
     return f"{program_digest(plan)}.{codec.short(compiled_by)}"

@@ -1,4 +1,4 @@
-"""Proof: what the TPU compiler reports about a Plan. Plain values, no opinions."""
+"""Proof: what the compiler reports about a Plan. Plain values, no opinions."""
 
 from typing import Literal
 
@@ -149,7 +149,9 @@ class Schedule(Value):
 
 
 class SliceTorus(Value):
-    """A slice's torus axes, and one direction's rate of a link on each."""
+    """A slice's torus axes, and one direction's rate of a link on each. A switched domain of GPUs
+    has one axis, whose rate is that of a device to all others.
+    """
 
     # Where a chip is several devices, the last axis joins these: its links belong to a device.
     lengths: tuple[int, ...]
@@ -157,11 +159,12 @@ class SliceTorus(Value):
     link_bytes_per_s: tuple[float, ...]
     devices_per_chip: int
     hop_s: float
+    switched: bool = False
 
 
 class ComputeRates(Value):
     """How fast a device computes. Products reach at most `product_share` of the peak, kernels
-    `kernel_share`.
+    `kernel_share`. `clock_hz` is 0 where the compiler estimates seconds and not cycles.
     """
 
     clock_hz: float

@@ -18,7 +18,9 @@ from trainers.contract import load, lower
 def main() -> None:
     request = codec.from_json(sys.stdin.buffer.read(), CompileRequest)
     plan = codec.from_json(request.plan, Plan)
-    topology = topologies.get_topology_desc(request.topology, "tpu", **request.topology_options)
+    topology = topologies.get_topology_desc(
+        request.topology, request.platform, **request.topology_options
+    )
     lowered, _ = lower(load(plan.trainer), plan, topology.devices)
     settings: dict[str, Any] = dict(plan.compiler_options)
     lowered.compile(compiler_options=settings or None)

@@ -18,7 +18,7 @@ from unittest.mock import MagicMock
 
 from jax.experimental import xla_metadata
 
-from orchestrator.proving.compile_process import _text_of
+from orchestrator.proving.jax_private_api import program_text
 
 # What needs a newer Python or JAX than the project has, and no run here uses.
 sys.modules |= dict.fromkeys(("maxtext.kernels.mhc", "maxtext.kernels.mhc.api"), MagicMock())
@@ -45,7 +45,7 @@ def main(folder: Path, words: list[str]) -> None:
             "axes": dict(mesh.shape),
             "places": [[*one.coords, one.core_on_chip] for one in in_slice],
         }
-        (folder / "program.txt").write_text(_text_of(compiled), encoding="utf-8")
+        (folder / "program.txt").write_text(program_text(compiled), encoding="utf-8")
         (folder / "program.json").write_text(json.dumps(found), encoding="utf-8")
         os._exit(0)  # MaxText would go on with the program, and libtpu's threads never end
 

@@ -32,11 +32,11 @@ from orchestrator.proving.compiler import (
     _environment,
     compile_plan,
     compile_request,
-    schedule_rates,
 )
 from orchestrator.proving.hlo.collectives import DeviceMesh
 from orchestrator.proving.hlo.program import program_of
 from orchestrator.proving.hlo.summary import summarize
+from orchestrator.proving.platforms import platform_of, schedule_rates
 from orchestrator.reading.examples import yaml_text
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
@@ -107,7 +107,7 @@ def step_of(summary: ProgramSummary, peak_bytes: float, compile_s: float) -> Com
 
 def our_step(plan: Plan) -> CompiledStep:
     """Ours, also where the chip's memory cannot hold it."""
-    request = replace(compile_request(plan), beyond_hbm=True)
+    request = replace(compile_request(plan), options=dict(platform_of(plan).beyond_hbm))
     result = compile_plan(request, lambda _: None)
     if result.compiled is None:
         assert result.failure

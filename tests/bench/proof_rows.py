@@ -157,6 +157,40 @@ def bench_plan(text: str) -> BenchPlan:
     )
 
 
+# The same for GPUs: pods are NVLink domains.
+GPU_ROWS = (
+    "llama3-8b h100 1 8 1.8.1.1 16 8192 full",
+    "llama3-8b h100 8 8 1.8.1.1 128 8192 keep_attention",
+    "llama3-8b h100 64 8 1.8.1.1 1024 8192 full",
+    "llama3-8b a100 2 8 1.8.1.1 32 4096 full",
+    "llama3-8b a100 8 8 2.4.1.1 128 2048 keep_qkv",
+    "llama3-8b h200 4 8 1.8.1.1 64 8192 keep_mlp",
+    "llama3-8b b200 1 8 1.8.1.1 32 8192 none",
+    "llama3-8b b300 16 8 1.8.1.1 512 8192 none",
+    "llama3-8b gb200 1 72 9.8.1.1 144 8192 none",
+    "llama3-8b gb300 2 64 1.64.1.1 512 8192 none",
+    "llama-1b h100 1 8 8.1.1.1 64 4096 none",
+    "llama3-70b h100 32 8 1.8.1.1.4 256 4096 full",
+    "llama3-70b h200 16 8 1.4.1.2.2 128 8192 full",
+    "llama3-70b b200 8 8 1.8.1.1 64 8192 full",
+    "llama3-70b gb200 4 64 1.32.1.2 256 8192 keep_attention",
+    "llama3-70b gb300 1 64 1.64.1.1 64 8192 keep_qkv",
+    "llama3-70b h100 4 8 1.4.1.2.4 32 8192 full",
+    "llama3-405b gb200 8 64 1.64.1.1 512 8192 full",
+    "llama3-405b gb300 32 64 1.16.1.4 1024 8192 full",
+    "llama3-405b h100 256 8 1.1.1.8.32 256 8192 full",
+    "llama3-405b h100 2048 8 1.1.1.8.32 2048 8192 full",
+    "llama3-405b b300 128 8 1.8.1.1.8 1024 8192 full",
+    "mixtral-8x7b h100 16 8 1.1.8.1.1.4 128 4096 full",
+    "mixtral-8x7b-capacity b200 8 8 1.8.1.1.1 64 4096 full",
+    "128-experts gb200 1 64 1.1.64.1.1 128 4096 full",
+    "gemma3-27b h100 8 8 1.8.1.1.8 64 8192 full",
+    "Qwen3-8B h100 4 8 1.8.1.1 64 4096 keep_qkv",
+    "Mistral-7B-v0.1 h200 2 8 1.8.1.1 32 16384 full",
+    "llama3-8b h100 2 8 1.4.2.1 8 32768 full",
+    "llama3-8b h100 1 8 1.2.1.4 16 8192 full",
+)
+
 # model, chip, pods, topology, data.fsdp.sequence.tensor(.fsdp_dcn), sequences, length, remat, types
 ROWS = tuple(
     bench_plan(row)
@@ -228,5 +262,6 @@ ROWS = tuple(
         "64-experts-and-2-shared v5p 1 2x2x4 1.1.8.1.2 64 4096 full",
         # latent attention
         "DeepSeek-V2-Lite v5p 1 4x4x4 1.1.64.1.1 256 4096 full",
+        *GPU_ROWS,
     )
 )

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
+from orchestrator import catalog
 from orchestrator.errors import OrchError
 from orchestrator.formatting import GIB
 from orchestrator.planning.planner import make_plan
@@ -245,11 +246,13 @@ def cells(result: Result) -> tuple[str, ...]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", metavar="TEXT", help="rows whose description contains the text")
+    parser.add_argument("--gpus", action="store_true", help="only rows of GPUs")
     parser.add_argument("--hlo", type=Path, help="compile again; a folder for the programs' text")
     options = parser.parse_args()
     if options.hlo:
         options.hlo.mkdir(parents=True, exist_ok=True)
     chosen = ROWS if options.only is None else [r for r in ROWS if options.only in str(r)]
+    chosen = [row for row in chosen if not options.gpus or catalog.chip(row.chip).xla_gpu]
     for row in chosen if options.only != "" else ():
         try:
             compile_row(row, options.hlo)

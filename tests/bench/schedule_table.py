@@ -31,7 +31,7 @@ from orchestrator.evidence.score.published_runs import PUBLISHED, read
 from orchestrator.evidence.score.samples import Sample, samples
 from orchestrator.formatting import GIB
 from orchestrator.proving.compare import program_kinds
-from orchestrator.proving.compiler import rates_of
+from orchestrator.proving.platforms import rates_of
 from orchestrator.values import codec
 from tests.bench.marked_block import markdown
 from tests.bench.maxtext_plans import MaxTextPlan

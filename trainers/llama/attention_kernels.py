@@ -283,7 +283,9 @@ def attention(platform: str, compute: jnp.dtype, length: int, ways: int, kind: S
         return _splash(length, ways, kind)
 
     def plain(q: jax.Array, k: jax.Array, v: jax.Array, *optional: Any) -> jax.Array:
-        return _blockwise(q, k, v, own_positions(length, ways), *optional, kind)
+        # A mask that depends on no data would be made for all blocks at once, and kept.
+        positions, q = jax.lax.optimization_barrier((own_positions(length, ways), q))
+        return _blockwise(q, k, v, positions, *optional, kind)
 
     if platform == "gpu" and compute == jnp.bfloat16 and ways == 1 and kind.cap is None:
         return partial(_cudnn, kind, plain)

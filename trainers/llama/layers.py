@@ -35,6 +35,7 @@ class Runtime:
     plan: Plan
     kernels: Mapping[Scores, Attend]
     grouped: _Grouped
+    on_gpu: bool = False
     # For this chip's positions and for all positions, if a row of a batch has several documents.
     documents: Documents | None = None
     # Whether targets may be `NO_WORD`, though each row is one document.

@@ -25,24 +25,30 @@ from trainers.llama.mixture import Routed, mixture
 from trainers.llama.parameters import DTYPES, Parameters, norm, shardings
 
 
-@jax.custom_vjp
-def _lookup(table: jax.Array, words: jax.Array) -> jax.Array:
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _lookup(table: jax.Array, words: jax.Array, on_gpu: bool) -> jax.Array:
     """Vectors [b, T, D] of words [b, T] from this chip's table [V/Y, D]; zero for others' words."""
     row, is_own = _own_rows(table, words)
     return jnp.where(is_own[..., None], table[row], 0)
 
 
 def _lookup_backward(
-    saved: tuple[jax.Array, jax.Array], gradient: jax.Array
+    on_gpu: bool, saved: tuple[jax.Array, jax.Array], gradient: jax.Array
 ) -> tuple[jax.Array, None]:
     table, words = saved
     row, is_own = _own_rows(table, words)
     # Summed in fp32, because a frequent word gets many small parts.
     parts = jnp.where(is_own[..., None], gradient, 0).astype(jnp.float32)
-    return jnp.zeros(table.shape, jnp.float32).at[row].add(parts).astype(table.dtype), None
+    zeros = jnp.zeros(table.shape, jnp.float32)
+    if on_gpu:
+        # The compiler for GPUs would make them before the layers' backward pass: a whole table.
+        zeros = zeros + 0 * parts[0, 0, 0]
+    return zeros.at[row].add(parts).astype(table.dtype), None
 
 
-_lookup.defvjp(lambda table, words: (_lookup(table, words), (table, words)), _lookup_backward)
+_lookup.defvjp(
+    lambda table, words, on_gpu: (_lookup(table, words, on_gpu), (table, words)), _lookup_backward
+)
 
 
 def _own_rows(table: jax.Array, words: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -100,11 +106,11 @@ def _residual_stream(
 ) -> tuple[jax.Array, Routed | None]:
     """Words [b, S/s] -> the residual stream after the last block [b, S/(s Y), D]."""
     table = runtime.gather_matrix(parameters["embedding"], 1)  # [V/Y, D]
-    x = _lookup(table, words)
+    x = _lookup(table, words, runtime.on_gpu)
     if runtime.network.positions is not None:
         learned = runtime.gather_matrix(parameters["positions"], 1)  # [P/Y, D]
         places = attention_kernels.own_positions(runtime.plan.batch.length, runtime.ways)
-        x = x + _lookup(learned, jnp.broadcast_to(places, words.shape))
+        x = x + _lookup(learned, jnp.broadcast_to(places, words.shape), runtime.on_gpu)
     x = reduce_scatter(x, TENSOR, 1)  # [b, S/(s Y), D]
     if runtime.network.embedding_scale != 1:
         x = (x * runtime.network.embedding_scale).astype(x.dtype)

@@ -107,7 +107,8 @@ def _runtime_of(plan: Plan, mesh: Mesh | AbstractMesh) -> Runtime:
         )
         for block in decoder(plan.model).blocks
     }
-    return Runtime(plan, kernels, grouped_on_tpu if platform == "tpu" else jax.lax.ragged_dot)
+    grouped = grouped_on_tpu if platform == "tpu" else jax.lax.ragged_dot
+    return Runtime(plan, kernels, grouped, on_gpu=platform == "gpu")
 
 
 def _platform(mesh: Mesh | AbstractMesh) -> str:

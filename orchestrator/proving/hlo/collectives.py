@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,10 +37,13 @@ _PAIRS = re.compile(r"\{(\d+),(\d+)\}")
 
 @dataclass(frozen=True)
 class DeviceMesh:
-    """Sizes of the mesh axes of one slice, and the place of each partition in that mesh."""
+    """Sizes of the mesh axes of one program, and the place of each partition in that mesh. Of the
+    axes of a program for GPUs, some lie `between` their domains; one for TPUs is that of a slice.
+    """
 
     axes: dict[str, int]
     places: tuple[int, ...] | None = None
+    between: tuple[str, ...] = ()
 
     def axes_of(self, partitions: tuple[int, ...]) -> tuple[str, ...]:
         """The axes in which the partitions differ; no partitions mean the whole slice."""
@@ -49,6 +53,14 @@ class DeviceMesh:
         return tuple(
             name for name, index in zip(self.axes, indices, strict=True) if np.ptp(index) > 0
         )
+
+    def place(self, partition: int) -> int:
+        return self.places[partition] if self.places else partition
+
+    @property
+    def domain(self) -> int:
+        """Partitions of a slice: those between slices are the outermost axes."""
+        return prod(size for name, size in self.axes.items() if name not in self.between)
 
 
 def first_group(collective: Instruction, partitions: int) -> tuple[int, ...]:
@@ -136,8 +148,11 @@ def sent_bytes(kind: str, volume: float, ways: int) -> float:
 
 def logical_payloads(
     flow: Dataflow, mesh: DeviceMesh, visit: Visit
-) -> Iterator[CompiledCollective]:
-    """The payload of each operand of a collective in a slice; nothing for other instructions."""
+) -> Iterator[CompiledCollective | DcnSend]:
+    """The payload of each operand of a collective; nothing for other instructions. One that joins
+    several slices counts as the trainer writes it, and the compiler for GPUs has merged it: one
+    inside each slice, and one along each axis between them.
+    """
     where, instruction, times = visit
     kind = instruction.opcode.removesuffix("-start")
     if kind not in KINDS or is_further_part(instruction):
@@ -168,14 +183,34 @@ def logical_payloads(
             unpadded = min(volume, size) or volume
         elif logical == SCATTER and is_padded_part:
             unpadded = 0.0
-        payload = sent_bytes(PERMUTE if runs == PERMUTE else logical, unpadded, ways)
+        axes, dtype = mesh.axes_of(group), DTYPES.get(array.dtype, array.dtype)
+        if across := tuple(axis for axis in axes if axis in mesh.between):
+            slices = len({mesh.place(partition) // mesh.domain for partition in group})
+            axes, near = tuple(axis for axis in axes if axis not in across), ways // slices
+            part = unpadded if logical == _REDUCE else unpadded / near
+            for axis in across:
+                yield DcnSend(
+                    name=instruction.name,
+                    kind=logical,
+                    dtype=dtype,
+                    payload_bytes=sent_bytes(logical, part, mesh.axes[axis]) * times,
+                    padding_bytes=0.0,
+                    calls=times,
+                    axes=(axis,),
+                    **_origin_of(flow, given),
+                )
+            if not axes:
+                continue
+        else:
+            near = ways
+        payload = sent_bytes(PERMUTE if runs == PERMUTE else logical, unpadded, near)
         yield CompiledCollective(
             kind=logical,
-            axes=mesh.axes_of(group),
-            dtype=DTYPES.get(array.dtype, array.dtype),
+            axes=axes,
+            dtype=dtype,
             payload_bytes=payload * times,
             executed_kind=runs,
-            executed_bytes=sent_bytes(runs, volume, ways) * times,
+            executed_bytes=sent_bytes(runs, volume, near) * times,
             calls=times,
         )
 
@@ -283,8 +318,6 @@ def dcn_payloads(flow: Dataflow, slices: DeviceMesh, visit: Visit) -> Iterator[D
     payload, executed = (
         sent_bytes(kind, size * shards, len(members)) for size in (logical_bytes, padded.bytes)
     )
-    backward = flow.ancestors(given, lambda at: BACKWARD in at.op_name)
-    stored = flow.ancestors(given, lambda at: at.opcode in _MIXES)
     yield DcnSend(
         name=send.quoted(RENDEZVOUS),
         kind=kind,
@@ -292,11 +325,20 @@ def dcn_payloads(flow: Dataflow, slices: DeviceMesh, visit: Visit) -> Iterator[D
         payload_bytes=payload * times,
         padding_bytes=(executed - payload) * times,
         calls=times,
-        places=_places(flow, given),
-        in_backward=any(BACKWARD in source.op_name for source in backward),
-        is_stored=all(source.opcode not in _MIXES for source in stored),
         axes=slices.axes_of(members),
+        **_origin_of(flow, given),
     )
+
+
+def _origin_of(flow: Dataflow, given: HloValue) -> dict[str, Any]:
+    """What a DcnSend says of the origin of what it sends."""
+    backward = flow.ancestors(given, lambda at: BACKWARD in at.op_name)
+    stored = flow.ancestors(given, lambda at: at.opcode in _MIXES)
+    return {
+        "places": _places(flow, given),
+        "in_backward": any(BACKWARD in source.op_name for source in backward),
+        "is_stored": all(source.opcode not in _MIXES for source in stored),
+    }
 
 
 def transfer_of(send: Instruction) -> tuple[str, tuple[int, ...]]:

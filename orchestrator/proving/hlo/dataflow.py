@@ -12,7 +12,7 @@ from orchestrator.proving.hlo.program import Array, Computation, HloProgram, Ins
 _MOVES = frozenset(
     {"bitcast", "copy", "copy-start", "copy-done", "reshape", "transpose"}
     | {"optimization-barrier", "slice-start", "slice-done", "add-dependency"}
-    | {"all-gather-done", "all-reduce-done", "collective-permute-done"}
+    | {"all-gather-done", "all-reduce-done", "collective-permute-done", "reduce-scatter-done"}
 )
 # They end with the result of the computation that an asynchronous call began.
 _CALL_ENDS = frozenset({"call-done", "async-done"})

@@ -1,4 +1,4 @@
-"""FLOPs of one Pallas kernel of a compiled program: no compiler counts them, so each has a formula.
+"""FLOPs of one kernel of a compiled program: no compiler counts them, so each has a formula.
 
 Splash attention takes blocks of queries x keys. Its second operand is a table of the blocks that it
 visits, which the mask made: 0 for a block that none of its queries may see, and a column for each
@@ -11,6 +11,9 @@ in visited blocks, and each head:
     dq        4 H + 2 V    scores again, their gradient, the queries' gradient
     dkv       4 H + 4 V    scores again, their gradient, the keys' and the values' gradients
     dkv       6 H + 4 V    where it makes the queries' gradient too
+
+cuDNN's attention, on GPUs, has one backward kernel, `6 H + 4 V`. Which blocks it skips nobody says:
+the pairs counted are those that the mask lets see each other.
 """
 
 import re
@@ -84,15 +87,29 @@ _SEQUENCE_MINOR = 2  # a layout of queries, keys or values
 # Among the operands of floats; those of whole numbers are the mask's tables.
 _QUERIES, _VALUES = 0, 2
 _PARTS = frozenset({"dynamic-slice"})  # a device's own part of a table
+# cuDNN's kernels, by name and factors. Their text has the shape of the scores and the mask.
+_CUDNN = {
+    "__cudnn$fmhaSoftmax": ("cuDNN attention forward", _PER_PAIR["fwd"]),
+    "__cudnn$fmhaSoftmaxBackward": ("cuDNN attention backward", _FUSED_PER_PAIR),
+}
+_SCORES = re.compile(r'"intermediate_tensor_shape":\s*\{[^}]*?"dimensions":\s*\[([^\]]*)\]')
+_MASK = re.compile(r'"mask_type":\s*"(\w+)"')
+_SLIDING = re.compile(r'"sliding_window_length":\s*"?(\d+)')
 
 
 def is_kernel(instruction: Instruction) -> bool:
+    return _target(instruction) in {"tpu_custom_call", *_CUDNN}
+
+
+def _target(instruction: Instruction) -> str:
     is_call = instruction.opcode == "custom-call"
-    return is_call and instruction.quoted("custom_call_target") == "tpu_custom_call"
+    return instruction.quoted("custom_call_target") if is_call else ""
 
 
 def kernel_name(kernel: Instruction) -> str:
     """`splash fwd`; for a kernel without a formula, its own name."""
+    if cudnn := _CUDNN.get(_target(kernel)):
+        return cudnn[0]
     splash = _KERNEL.search(kernel.op_name)
     if _GROUPED.search(kernel.op_name):
         return GROUPED_MATMUL
@@ -101,6 +118,8 @@ def kernel_name(kernel: Instruction) -> str:
 
 def kernel_flops(program: HloProgram, where: Computation, kernel: Instruction) -> float | None:
     """Return the FLOPs of one call, or None without a formula or a table to count by."""
+    if cudnn := _CUDNN.get(_target(kernel)):
+        return _cudnn_flops(where, kernel, cudnn[1])
     splash = _KERNEL.search(kernel.op_name)
     if _METADATA in kernel.op_name:
         return 0.0
@@ -118,6 +137,24 @@ def kernel_flops(program: HloProgram, where: Computation, kernel: Instruction) -
         tile = rows / (visits - experts + 1)
         return _MULTIPLY_AND_ADD * (rows + (experts - 1) * tile) * prod(edges)
     return _splash_flops(program, where, kernel, splash[1]) if splash else None
+
+
+def _cudnn_flops(
+    where: Computation, kernel: Instruction, per_pair: tuple[int, int]
+) -> float | None:
+    """Sequences x heads x pairs that see each other x FLOPs of a pair."""
+    scores, mask = _SCORES.search(kernel.rest), _MASK.search(kernel.rest)
+    if not scores or not mask or mask[1] not in {"CAUSAL", "NO_MASK"}:
+        return None
+    batch, heads, queries, keys = map(int, re.findall(r"\d+", scores[1]))
+    sliding = _SLIDING.search(kernel.rest)
+    pairs = queries * keys
+    if mask[1] == "CAUSAL":  # the last `seen` keys, or all of those before
+        seen = min(int(sliding[1]) if sliding else 0, queries) or queries
+        pairs = seen * (seen + 1) // 2 + (queries - seen) * seen
+    of_query, of_value = per_pair
+    head, value = (where.operand(kernel, place).arrays[0].dimensions[-1] for place in (0, 2))
+    return batch * heads * pairs * (of_query * head + of_value * value)
 
 
 def _splash_flops(

@@ -22,6 +22,12 @@ from orchestrator.values.proof import OTHER_LINE, ComputeRates, ScheduledEvent
 Lines = tuple[str, ...]  # source lines, the outermost call first
 _Kind = Literal["product", "kernel", "copy", "other"]
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+# The compiler for GPUs writes the estimates of several models: the first has any operation, the
+# other those whose tiles it has chosen.
+_COST = re.compile(
+    r'"exec_time_us":([\d.e+\-]+),"compute_time_us":[\d.e+\-]+,'
+    r'"memory_access_time_us":([\d.e+\-]+),"name":"(|indexing-cost-model)"'
+)
 # What moves data and computes nothing, alone or inside a fusion.
 _RELAYOUTS = {"copy", "transpose", "reshape", "concatenate", "pad", "slice", "dynamic-slice"}
 _RELAYOUTS |= {"dynamic-update-slice", "reverse", "gather"}
@@ -210,11 +216,14 @@ class SchedulePass:
     # --- computation
 
     def compute(self, op: Instruction) -> None:
-        """An operation with an estimate of cycles: a product, if a product is inside it."""
-        cycles = _CYCLES.search(op.rest)
-        if cycles is None:
+        """An operation with an estimate: a product, if a product is inside it."""
+        cycles, costs = _CYCLES.search(op.rest), _COST.findall(op.rest)
+        if cycles:
+            estimated_s = int(cycles[1]) / self.rates.clock_hz
+        elif costs:
+            estimated_s = 1e-6 * float(costs[-1][0])
+        else:
             return
-        estimated_s = int(cycles[1]) / self.rates.clock_hz
         parts = inside(self.program, op) if op.opcode == "fusion" else [(self.where, op)]
         opcodes = {part.opcode for _, part in parts}
         # Estimates of passes and relayouts are up to fifteen times their own bundles, and their
@@ -225,17 +234,21 @@ class SchedulePass:
         if not products:
             is_move = bool(opcodes & _RELAYOUTS) and opcodes <= _RELAYOUTS | _NOTHING
             kind: _Kind = "copy" if is_move else "other"
-            is_pass = not opcodes & _SCATTERED
+            is_pass = cycles is not None and not opcodes & _SCATTERED
             self._spend(kind, op, op, min(estimated_s, bytes_s) if is_pass else estimated_s)
             return
         counted = [flops.product_flops(at, part) for at, part in products]
         at, largest = products[counted.index(max(counted))]
         moved = tuple(sorted(opcodes & _MOVED_IN))
-        rate = self.rates.peak_flops_per_s * self.rates.product_share
-        seconds = max(sum(counted) / rate, min(estimated_s, bytes_s))
-        is_narrow = all(array.dtype != "f32" for array in at.operand(largest, 0).arrays)
-        if opcodes <= _NOTHING | {largest.opcode} or not is_narrow:
-            seconds = max(seconds, estimated_s)
+        if costs:
+            # Kernels of products are chosen on a GPU, and none is here: the peak, or the memory.
+            seconds = max(sum(counted) / self.rates.peak_flops_per_s, 1e-6 * float(costs[0][1]))
+        else:
+            rate = self.rates.peak_flops_per_s * self.rates.product_share
+            seconds = max(sum(counted) / rate, min(estimated_s, bytes_s))
+            is_narrow = all(array.dtype != "f32" for array in at.operand(largest, 0).arrays)
+            if opcodes <= _NOTHING | {largest.opcode} or not is_narrow:
+                seconds = max(seconds, estimated_s)
         self._spend("product", largest, op, seconds, sum(counted), moved)
 
     def kernel(self, op: Instruction) -> None:

@@ -4,14 +4,20 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from orchestrator.proving.compiled import PRODUCTS, REPEATED, CompiledCollective, ProgramSummary
+from orchestrator.proving.compiled import (
+    PRODUCTS,
+    REPEATED,
+    CompiledCollective,
+    DcnSend,
+    ProgramSummary,
+)
 from orchestrator.proving.hlo import flops
 from orchestrator.proving.hlo.buffers import BufferClasses, peak
 from orchestrator.proving.hlo.collectives import DeviceMesh, dcn_payloads, logical_payloads
 from orchestrator.proving.hlo.dataflow import Dataflow, Visit, visits
 from orchestrator.proving.hlo.program import HloProgram
 from orchestrator.proving.hlo.schedule import Lines, Record, SchedulePass, Sent, Work, last_line
-from orchestrator.proving.hlo.transfers import SliceLinks, TransferReader
+from orchestrator.proving.hlo.transfers import DomainLinks, SliceLinks, TransferReader
 from orchestrator.values import proof as proofs
 
 _SMALL = 1e-4  # of a step: products and transfers below that are left out of the lists
@@ -42,13 +48,16 @@ def summarize(
         for where, op, _ in visited
         if flops.is_kernel(op) and flops.kernel_flops(program, where, op) is None
     }
-    payloads = [
+    moves = [
         (visit[1].name, sent) for visit in visited for sent in logical_payloads(flow, mesh, visit)
     ]
-    sends = [send for visit in visited for send in dcn_payloads(flow, between, visit)]
+    payloads = [(name, sent) for name, sent in moves if isinstance(sent, CompiledCollective)]
+    sends = [sent for _, sent in moves if isinstance(sent, DcnSend)]
+    sends += [send for visit in visited for send in dcn_payloads(flow, between, visit)]
     schedule = None
     if rates:
-        links, known = SliceLinks(rates.torus, places), planned or {}
+        known = planned or {}
+        links = DomainLinks(rates) if rates.torus.switched else SliceLinks(rates.torus, places)
         other = proofs.OTHER_LINE
         lines = {name: known.get((sent.axes, sent.kind), other) for name, sent in payloads}
         lines |= {sent.name: known.get((sent.axes, sent.kind), other) for sent in sends}

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from orchestrator.proving.hlo import collectives
 from orchestrator.proving.hlo.program import Computation, HloProgram, Instruction
-from orchestrator.values.proof import ScheduledLink, SliceTorus, TransferRates
+from orchestrator.values.proof import ScheduledLink, ScheduleRates, SliceTorus, TransferRates
 
 _Bools = NDArray[np.bool_]
 _Ints = NDArray[np.int64]
@@ -94,6 +94,28 @@ class SliceLinks:
         return float((load / rates).max()), int(longest.max(initial=0)), load > 0
 
 
+@dataclass(frozen=True)
+class DomainLinks:
+    """Switched domains of GPUs, one after another, and the network that joins them."""
+
+    rates: ScheduleRates
+
+    def seconds(
+        self, kind: str, volume: float, members: tuple[int, ...]
+    ) -> tuple[ScheduledLink, float, float]:
+        """The slowest link in use, and a device's bytes and seconds: between the domains of a group
+        each sends for its whole domain's part, within a domain for the rest.
+        """
+        torus = self.rates.torus
+        domains = len({member // torus.lengths[0] for member in members})
+        inside = len(members) // domains
+        near = collectives.sent_bytes(kind, volume, inside)
+        far = collectives.sent_bytes(kind, volume / inside, domains)
+        seconds = near / torus.link_bytes_per_s[0] + far / self.rates.transfers.dcn_bytes_per_s
+        hops = (inside > 1) + (domains > 1)
+        return "dcn" if domains > 1 else "ici", near + far, seconds + hops * torus.hop_s
+
+
 _RAGGED = "ragged-all-to-all"
 _EMITTER = re.compile(r'"emitter":"([^"]+)"')
 _STRATEGY = re.compile(r'"strategy":"([^"]+)"')
@@ -140,17 +162,19 @@ class TransferReader:
     program: HloProgram
     mesh: collectives.DeviceMesh
     between: collectives.DeviceMesh
-    links: SliceLinks
+    links: SliceLinks | DomainLinks
     rates: TransferRates
     exchanges: Mapping[str, str] = field(default_factory=dict)  # collective → the ledger's line
     groups: dict[tuple[tuple[int, ...], int | None], _Way] = field(default_factory=dict)
     permutes: dict[str, _Way] = field(default_factory=dict)
 
     def collective(self, where: Computation, op: Instruction, outside: Instruction) -> Transfer:
-        """A collective within the slice; `outside` is the fusion that it runs in, or itself."""
+        """A collective of the program; `outside` is the fusion that it runs in, or itself."""
         kind = op.opcode.removesuffix(START)
         operands = op.operands[:1] if kind == _RAGGED else op.operands
         size = sum(where.instructions[name].arrays[0].bytes for name in operands)
+        if isinstance(self.links, DomainLinks):
+            return self._over_switches(self.links, op, kind, size)
         hop_s = self.links.torus.hop_s
         if kind == collectives.PERMUTE:
             pairs = collectives.pairs_text(op)
@@ -178,6 +202,23 @@ class TransferReader:
         seconds = moved / rate + hops * hop_s if len(members) > 1 else 0.0
         axes = self.mesh.axes_of(members)
         return Transfer(kind, axes, "ici", algorithm, moved, seconds, links=links)
+
+    def _over_switches(
+        self, links: DomainLinks, op: Instruction, kind: str, size: float
+    ) -> Transfer:
+        """Collectives on one kind of link take turns."""
+        if kind == collectives.PERMUTE:
+            # A pair at a time; one that leaves its domain makes the others wait.
+            pairs = np.array(re.findall(r"\d+", collectives.pairs_text(op))).reshape(-1, 2)
+            ends = pairs.astype(np.int64)
+            leaving = ends[np.ptp(ends // links.rates.torus.lengths[0], axis=1) > 0]
+            members = tuple(int(end) for end in (leaving if len(leaving) else ends)[0])
+        else:
+            members = collectives.first_group(op, self.program.partitions)
+        volume = size * (len(members) if kind == collectives.GATHER else 1)
+        link, moved, seconds = links.seconds(kind, volume, members)
+        axes = self.mesh.axes_of(members)
+        return Transfer(kind, axes, link, "", moved, seconds, link)
 
     def copy(self, op: Instruction) -> Transfer:
         """An asynchronous copy: to or from the host, or into the chip's fast memory."""
