@@ -221,12 +221,16 @@ def forward_positions(layout: Layout, attention: Attention) -> Number:
 
 def _gpu_positions(layout: Layout, attention: Attention) -> Number:
     """Those that cuDNN's mask lets a query see; all, where the trainer has to do without cuDNN."""
-    scores, length = attention.scores, layout.length
+    seen = _seen_positions(layout.length, attention.scores.window)
+    return np.where(lacks_gpu_kernel(layout, attention), layout.length, seen)
+
+
+def lacks_gpu_kernel(layout: Layout, attention: Attention) -> Number:
+    """Whether cuDNN has no kernel for it; the trainer then makes scores by blocks, on GPUs."""
     widths = {tensor.dimensions[-1].size for tensor in (attention.queries, attention.result)}
-    has_kernel = layout.precision.compute == "bf16" and scores.cap is None and not attention.sinks
-    if not has_kernel or len(widths) > 1:
-        return length
-    return np.where(layout.ways("length") > 1, length, _seen_positions(length, scores.window))
+    is_plain = layout.precision.compute == "bf16" and len(widths) == 1
+    is_plain &= attention.scores.cap is None and attention.sinks is None
+    return (layout.ways("length") > 1) | (not is_plain)
 
 
 def _computed_positions(

@@ -54,6 +54,7 @@ def grouped_tile(rows: Any, experts: Any) -> Any:
 # How many queries and keys the TPU's attention kernels take at a time: the trainer uses these
 # blocks, and the ledgers count with them.
 LANES = 128  # of which every block is a multiple
+MOST_KEYS = 512  # in a block of attention in plain JAX, where a platform has no kernel
 _BLOCK = 1024
 _HEAD_BYTES = 512  # of the widest head with which blocks of that size fit: 256 in bf16
 # Along a window, what a block has outside it is computed as well.

@@ -8,8 +8,8 @@ import numpy as np
 from orchestrator.network import mesh_axes
 from orchestrator.network.description import Block, LatentAttention, Mixture, Tensor, Weight
 from orchestrator.network.mlp import EXPERTS
-from orchestrator.planning.flops import partial_sums_of
-from orchestrator.planning.kernels import loss_chunk_bytes
+from orchestrator.planning.flops import lacks_gpu_kernel, partial_sums_of
+from orchestrator.planning.kernels import MOST_KEYS, loss_chunk_bytes
 from orchestrator.planning.layout import MOMENT_BYTES, Layout, Number, Training, whole
 from orchestrator.values.codec import Treatment
 from orchestrator.values.plan import LedgerLine, LineKind, MemoryPhase
@@ -74,13 +74,14 @@ def phases(layout: Training) -> tuple[MemoryPhase, ...]:
         ),
         # The gradient of the gathered embedding, in fp32 and in the compute type.
         phase("embedding backward", *resting, gradients, _head_line(layout, "embedding")),
-        # All gradients: their fp32 sums, and the copies that replicas exchange.
+        # All gradients: their fp32 sums, and the copies that replicas exchange. On GPUs one array
+        # is sent after another.
         phase(
             "optimizer",
             *resting,
             _line("gradients", "gradients", "size x elements", size=sums, elements=owned),
             _line("gradient_payload", "gradients on the wire", "size x elements",
-                 size=layout.gradient_bytes, elements=owned),
+                 size=layout.gradient_bytes * (not layout.chip.switched), elements=owned),
         ),
     )  # fmt: skip
 
@@ -137,22 +138,29 @@ def _routed_line(layout: Layout, stages: Number) -> LedgerLine:
 def _copy_line(layout: Training, elements: Number) -> LedgerLine:
     """Matrices in the compute type: the compiler casts all layers at once, before their loop. The
     one for GPUs does so before a loop over microbatches. Without one it casts each layer's, and
-    first turns the last matrices of sublayers, which are gathered along their last dimension.
+    first turns matrices so that the dimension along which they are gathered is the first.
     """
     casts = layout.precision.parameters != layout.activation_type
     size: Number = layout.compute_bytes * casts
     if layout.chip.switched:
         turned = layout.over_layers(
-            lambda block: sum(
-                layout.stored_elements(part.output.weight)
-                for part in (block.attention, block.mlp)
-                if not isinstance(part, Mixture)
-            )
+            lambda block: sum(_turned_elements(layout, one.weight) for one in block.matmuls)
         )
         is_whole = layout.microbatches > 1
-        elements = np.where(is_whole, elements, turned * (layout.ways(mesh_axes.GATHERED) > 1))
+        elements = np.where(is_whole, elements, turned)
         size = np.where(is_whole, size, layout.parameter_bytes)
     return _line("compute_copy", "compute copy", "size x layers", size=size, layers=elements)
+
+
+def _turned_elements(layout: Layout, weight: Weight) -> Number:
+    """A matrix that is gathered along another dimension than its first, or nothing."""
+    before: Number = 1
+    for dimension in weight.dimensions:
+        if dimension.axis in mesh_axes.GATHERED_AXES:
+            is_turned = (before > 1) & (layout.ways(dimension.axis) > 1)
+            return is_turned * layout.stored_elements(weight)
+        before = before * layout.size(dimension)
+    return 0
 
 
 def _head_line(layout: Training, name: str, *, by_chunk: Number = False) -> LedgerLine:
@@ -225,8 +233,16 @@ def _backward_lines(layout: Training, block: Block) -> list[tuple[str, list[Ledg
         found.append(("attention again", _again_lines(layout, block)))
     found.append(("attention", _attention_lines(layout, block)))
     if layout.chip.switched:
-        # The compiler for GPUs scatters a layer's gradients while the next layer's are made.
-        sent = layout.total_elements(block.matmuls) * (layout.ways(mesh_axes.GATHERED) > 1)
+        # The compiler for GPUs scatters the gradients of one round of the loop over layers in the
+        # next. A round of a pattern of several layers makes most of its own before it does.
+        segments = layout.network.segments
+        pattern = max(
+            len(segment.stacks)
+            for segment in segments
+            if any(stack.block == block for stack in segment.stacks)
+        )
+        rounds = (2 * pattern - 1) * (layout.ways(mesh_axes.GATHERED) > 1)
+        sent = layout.total_elements(block.matmuls) * rounds
         late = _line("gathered_weights", "gradients on their way", "size x block",
                      size=layout.gradient_bytes, block=sent)  # fmt: skip
         found = [(name, [*lines, late]) for name, lines in found]
@@ -238,9 +254,8 @@ def _mlp_lines(
 ) -> list[LedgerLine]:
     """The MLP's backward pass, with what the attention's needs, `stages` and inner tensors."""
     # Where slices share weights, the last matrix is there twice: for the pass, and as it arrived.
-    twice = (layout.devices_along(mesh_axes.SHARED_OVER_DCN) > 1) * layout.elements(
-        block.mlp.output.weight
-    )
+    shared = (layout.devices_along(mesh_axes.SHARED_OVER_DCN) > 1) & (not layout.chip.switched)
+    twice = shared * layout.elements(block.mlp.output.weight)
     # All of the attention where its kernel runs again for the MLP's input. Where the result is
     # kept, the rest is made again later. Chips whose sums overlap products make it first, and turn
     # the kept result.
@@ -353,7 +368,13 @@ def _attention_lines(layout: Training, block: Block) -> list[LedgerLine]:
         alive += 2 * compute * sum(map(layout.stored_tensor_elements, attention.whole))
     size = _FP32_BYTES + 4 * compute  # as if all heads were queries, in four copies and in fp32
     waiting = len(block.mlp.inputs) * _late_gradients(layout, block)
+    # Without a kernel of cuDNN: weights and their gradients, of a block of keys, in fp32 and bf16.
+    by_blocks = layout.chip.switched * lacks_gpu_kernel(layout, attention)
+    pairs = queries / attention.queries.dimensions[-1].size * min(MOST_KEYS, layout.length)
+    scores = _line("working_activations", "scores of a block", "size x pairs",
+                   size=2 * (_FP32_BYTES + compute), pairs=by_blocks * pairs)  # fmt: skip
     return [
+        *([scores] if layout.chip.switched else []),
         _matrices_line(layout, "attention", layout.total_elements(attention.matmuls)),
         _stream_line(layout, 3),
         _products_line(layout, block, waiting),

@@ -46,6 +46,10 @@ _TEXTS: dict[str, str] = {
         "bf16 parameters without an fp32 master copy lose small updates; the book counts memory"
         " this way, but few runs train this way"
     ),
+    "gpu_mixture": (
+        "XLA's compiler for GPUs multiplies all rows by all {experts} experts where none is dropped"
+        ", and this plan counts one expert a row: a moe.capacity_factor makes equal groups"
+    ),
     "accumulation_faster": (
         "{microbatches} microbatches are expected to take {expected_s:seconds} a step instead of"
         " {step_s:seconds}: slices wait for each other once a step and not in each layer. The"
@@ -121,6 +125,9 @@ def all_warnings(
         yield make_warning("stale_choice", chosen=spec.choice.program, program=short(program))
     if spec.experiment.precision.parameters == "bf16":
         yield make_warning("bf16_parameters")
+    moe = plan.model.moe
+    if request.chip.switched and moe and moe.capacity_factor is None:
+        yield make_warning("gpu_mixture", experts=moe.experts)
     # Accumulating gradients saves waits for slices, which the ranking does not see.
     step_s, tokens = plan.forecast.step_s.expected, plan.batch.tokens
     if step_s is not None and plan.batch.microbatches == 1:

@@ -127,16 +127,17 @@ _OPERATIONS = (
 
 
 def error_of(plan: Plan, failure: CompileFailure) -> OrchError:
+    title = platform_of(plan).title
     if failure.by == "trainer":
         return SpecError(f"the trainer refuses the plan: {failure.message}")
     if option := _UNKNOWN_OPTION.search(failure.message):
         return SpecError(
-            f"experiment.compiler_options: {option[1]} is not an option of this TPU compiler"
+            f"experiment.compiler_options: {option[1]} is not an option of this {title}"
         )
     if failure.exit_code is not None:
         # The error for a process that ended before it answered.
         if check := _CHECK.search(failure.message):
-            return ProofUnavailable(_check_text(check[1], check[2], failure.message))
+            return ProofUnavailable(_check_text(title, check[1], check[2], failure.message))
         if failure.exit_code > 0:  # what Python raised, and the innermost line of the project
             lines = failure.message.strip().splitlines() or ["the process ended without a word"]
             places = _FRAME.findall(failure.message)
@@ -144,23 +145,23 @@ def error_of(plan: Plan, failure: CompileFailure) -> OrchError:
             return ProofUnavailable(f"cannot prove: {lines[-1]}{where}")
         name = Signals(-failure.exit_code).name
         why = ": most likely the machine ran out of memory" if name == "SIGKILL" else ""
-        return ProofUnavailable(f"cannot prove: the TPU compiler was ended by {name}{why}")
+        return ProofUnavailable(f"cannot prove: the {title} was ended by {name}{why}")
     if "topology" in failure.message.lower():
         return SpecError(
-            f"the TPU compiler knows no {plan.chip} slice {plan.topology}: {_first_line(failure)}"
+            f"the {title} knows no {plan.chip} slice {plan.topology}: {_first_line(failure)}"
         )
     if check := _INTERNAL.search(failure.message):
-        return ProofUnavailable(_check_text(check[1], check[2], failure.message))
-    return ProofUnavailable(f"cannot prove: the TPU compiler failed: {_first_line(failure)}")
+        return ProofUnavailable(_check_text(title, check[1], check[2], failure.message))
+    return ProofUnavailable(f"cannot prove: the {title} failed: {_first_line(failure)}")
 
 
-def _check_text(place: str, check: str, message: str) -> str:
+def _check_text(title: str, place: str, check: str, message: str) -> str:
     """Which of the compiler's own checks failed, and on which operation."""
     after = message[message.find(check) :]
     operations = [match[1] for pattern in _OPERATIONS if (match := pattern.search(after))]
     where = f"\nIt was at the operation {operations[0]}." if operations else ""
     return (
-        "cannot prove: a check inside the TPU compiler failed, which is a bug of its own\n"
+        f"cannot prove: a check inside the {title} failed, which is a bug of its own\n"
         f"  {place.rsplit('/', 1)[-1]}: {check.strip()}{where}\n"
         "Another mesh, remat or number of microbatches often avoids it: orch plan --alternatives 5"
     )

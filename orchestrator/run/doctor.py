@@ -100,6 +100,7 @@ def _software() -> Iterator[Finding]:
     absent = [name for name in plugins.PACKAGES if plugins.missing(name)]
     installed = [name for name in plugins.PACKAGES if name not in absent]
     detail = f"installed: {', '.join(installed) or 'none'}"
+    absent = [name for name in absent if name != "gpu"]  # only for proofs of plans for GPUs
     if absent:
         names = ",".join(absent)
         yield _limited("extras", f"{detail}; missing: {names}", plugins.install_command(names))

@@ -23,12 +23,19 @@ from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
 from orchestrator.errors import SpecError
 from orchestrator.network.description import Scores
-from orchestrator.planning.kernels import LANES, attention_block, block_sizes, head_bytes
+from orchestrator.planning.kernels import (
+    LANES,
+    attention_block,
+    block_sizes,
+    head_bytes,
+)
+from orchestrator.planning.kernels import (
+    MOST_KEYS as _MOST_KEYS,
+)
 from trainers.llama.collectives import SEQUENCE, all_gather
 
 # Flash attention in plain JAX, forward and backward, for any platform
 
-_MOST_KEYS = 512  # in a block
 _LEAST = -1e30  # a finite start of the maximum: a query may see no key of the first blocks
 
 _Blocks = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]
