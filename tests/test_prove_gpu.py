@@ -14,6 +14,7 @@ from orchestrator.proving.compiled import ProgramSummary
 from orchestrator.proving.hlo.collectives import DeviceMesh
 from orchestrator.proving.hlo.program import program_of
 from orchestrator.proving.hlo.summary import summarize
+from orchestrator.proving.hlo.transfers import DomainLinks
 from orchestrator.values.proof import (
     ComputeRates,
     ScheduleRates,
@@ -103,6 +104,26 @@ def test_collectives_take_the_rates_of_their_links(summary: ProgramSummary) -> N
     sum_s = 2000 / NVLINK + 2 * 1000 / 2 / NETWORK
     assert by_kind["all-reduce"].link == "dcn"
     assert by_kind["all-reduce"].wire_s == pytest.approx(sum_s)
+
+
+@pytest.mark.parametrize(
+    ("kind", "members", "link", "seconds"),
+    [
+        ("all-gather", (0, 1), "ici", 0.5 / NVLINK),
+        ("all-gather", (0, 2), "dcn", 0.5 / NETWORK),
+        ("all-gather", (0, 1, 2, 3), "dcn", 0.5 / NVLINK + 0.25 / NETWORK),
+        ("reduce-scatter", (0, 1, 2, 3), "dcn", 0.5 / NVLINK + 0.25 / NETWORK),
+        ("all-reduce", (0, 1), "ici", 1.0 / NVLINK),
+        ("collective-permute", (0, 1), "ici", 1.0 / NVLINK),
+        ("collective-permute", (1, 2), "dcn", 1.0 / NETWORK),
+    ],
+)
+def test_a_byte_takes_the_links_of_its_group(
+    kind: str, members: tuple[int, ...], link: str, seconds: float
+) -> None:
+    """Inside a domain for the whole, between domains for a domain's part."""
+    found, _, took = DomainLinks(RATES).seconds(kind, 1.0, members)
+    assert (found, took) == (link, pytest.approx(seconds))
 
 
 # --- the compiler

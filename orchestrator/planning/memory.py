@@ -33,11 +33,10 @@ def phases(layout: Training) -> tuple[MemoryPhase, ...]:
     # the type it came in. What replicas of a slice reduce layer by layer comes out of one message,
     # and keeps the order of its dimensions.
     at_once = layout.microbatches == 1
-    # The compiler for GPUs stacks those of the layers in the type of the parameters' sums.
-    single = (
-        at_once & (layout.devices_along(mesh_axes.REPLICA_AXES) == 1) & (not layout.chip.switched)
-    )
+    single = at_once & (layout.devices_along(mesh_axes.REPLICA_AXES) == 1)
     size = np.where(single, layout.gradient_bytes, ACCUMULATION_BYTES)
+    if layout.chip.switched:  # the compiler for GPUs stacks them in the type of the parameters
+        size = np.where(at_once, layout.parameter_bytes, ACCUMULATION_BYTES)
     in_order = layout.over_layers(
         lambda block: sum(layout.stored_elements(m.weight, in_order=True) for m in block.matmuls)
     )

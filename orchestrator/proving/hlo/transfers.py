@@ -111,6 +111,8 @@ class DomainLinks:
         inside = len(members) // domains
         near = collectives.sent_bytes(kind, volume, inside)
         far = collectives.sent_bytes(kind, volume / inside, domains)
+        if kind == collectives.PERMUTE:  # from one device to another
+            near, far = (0.0, volume) if domains > 1 else (volume, 0.0)
         seconds = near / torus.link_bytes_per_s[0] + far / self.rates.transfers.dcn_bytes_per_s
         hops = (inside > 1) + (domains > 1)
         return "dcn" if domains > 1 else "ici", near + far, seconds + hops * torus.hop_s
