@@ -1,10 +1,11 @@
-"""`make bench-proof`: forecasts of the plans of proof_rows against the TPU compiler.
+"""`make bench-proof`: forecasts of the plans of proof_rows against the compilers.
 
 Each row compiles the trainer's step for a real topology: a minute or two on one core. What the
 compiler says is recorded, row by row, in compiled_plans.json; docs/proof-bench.md compares it with
 today's forecast. The proof cache has what was compiled, so a bench that was stopped continues.
 
     python -m tests.bench.proof_table --only tinyllama    # rows whose description contains the text
+    python -m tests.bench.proof_table --gpus              # rows of GPUs: `make setup GPU=1`
     python -m tests.bench.proof_table --only ""           # no row: write the page again
 """
 
@@ -186,12 +187,15 @@ def page() -> str:
         "# Forecast against compiler",
         "",
         "Written by `make bench-proof`. `python -m tests.bench.proof_table --only TEXT` compiles",
-        f"the rows that contain a text. Compiled with {'; '.join(versions)}.",
+        "the rows that contain a text.",
+        "",
+        *(f"- compiled with {version}" for version in versions),
         "",
         "Peaks are those of one device. Ratios are forecast over compiled; the payload's ratio is",
         "for the group of axes that the forecast misses most. A mesh is data.fsdp.sequence.tensor",
         "within a pod, for mixtures data.expert.fsdp.sequence.tensor, and .fsdp_dcn where pods",
-        "share weights. The last column is the seconds to compile, on a machine with other work.",
+        "share weights. Pods of GPUs are NVLink domains. The last column is the seconds to compile,",
+        "on a machine with other work.",
         "",
         "Each row was compiled with the trainer of its date, and is compared with the forecast of",
         f"today. Before {KERNELS_SINCE} attention had other kernels, so FLOPs of those rows are",
@@ -225,7 +229,23 @@ def summary(rows: list[Result]) -> list[str]:
         f"memory is off by {median(misses):.1%} in the median and by {max(misses):.1%} at most",
         f"only planned data crosses pods in {pure} of {len(several)} plans of several pods",
         f"{missing} of the {len(ROWS)} plans of the bench are still to be compiled",
+        *([gpu_summary(gpus)] if (gpus := [row for row in rows if is_of_gpus(row.row)]) else []),
     ]
+
+
+def is_of_gpus(row: BenchPlan) -> bool:
+    return catalog.chip(row.chip).xla_gpu is not None
+
+
+def gpu_summary(rows: list[Result]) -> str:
+    memory = [abs(row.memory - 1) for row in rows]
+    flops = [abs(row.flops - 1) for row in rows if row.flops]
+    payload = [abs(row.payload[1] - 1) for row in rows if row.payload]
+    return (
+        f"{len(rows)} of the rows are of GPUs: memory off by {median(memory):.1%} in the median and"
+        f" {max(memory):.1%} at most, FLOPs by {max(flops):.2%} and payload by {max(payload):.2%}"
+        " at most"
+    )
 
 
 def cells(result: Result) -> tuple[str, ...]:
@@ -252,7 +272,7 @@ def main() -> None:
     if options.hlo:
         options.hlo.mkdir(parents=True, exist_ok=True)
     chosen = ROWS if options.only is None else [r for r in ROWS if options.only in str(r)]
-    chosen = [row for row in chosen if not options.gpus or catalog.chip(row.chip).xla_gpu]
+    chosen = [row for row in chosen if not options.gpus or is_of_gpus(row)]
     for row in chosen if options.only != "" else ():
         try:
             compile_row(row, options.hlo)
