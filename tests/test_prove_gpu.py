@@ -1,6 +1,7 @@
 """Programs for GPUs: one as the compiler writes it, cut down by hand, and compiled plans."""
 
 import re
+import sys
 from dataclasses import replace
 from importlib import util
 
@@ -9,7 +10,7 @@ import pytest
 from orchestrator import plugins
 from orchestrator.errors import MissingExtra, ProofUnavailable
 from orchestrator.planning.planner import make_plan
-from orchestrator.proving import compiler, platforms, verdict
+from orchestrator.proving import compiler, verdict
 from orchestrator.proving.compiled import ProgramSummary
 from orchestrator.proving.hlo.collectives import DeviceMesh
 from orchestrator.proving.hlo.program import program_of
@@ -123,7 +124,8 @@ def test_a_byte_takes_the_links_of_its_group(
 ) -> None:
     """Inside a domain for the whole, between domains for a domain's part."""
     found, _, took = DomainLinks(RATES).seconds(kind, 1.0, members)
-    assert (found, took) == (link, pytest.approx(seconds))
+    assert found == link
+    assert took == pytest.approx(seconds)
 
 
 # --- the compiler
@@ -140,7 +142,7 @@ def tiny() -> Spec:
 def test_without_the_extra_one_message_has_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is started."""
     monkeypatch.setattr(plugins, "missing", lambda extra: ["it"] if extra == "gpu" else [])
-    monkeypatch.setattr(platforms.sys, "platform", "linux")
+    monkeypatch.setattr(sys, "platform", "linux")
     with pytest.raises(MissingExtra, match=r"GPU compiler is not installed \(182 MB") as raised:
         verdict._compile(make_plan(tiny()), lambda _: None, None)
     assert raised.value.next_command
@@ -150,7 +152,7 @@ def test_without_the_extra_one_message_has_the_command(monkeypatch: pytest.Monke
 def test_elsewhere_there_is_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """No command would install it."""
     monkeypatch.setattr(plugins, "missing", lambda extra: ["it"] if extra == "gpu" else [])
-    monkeypatch.setattr(platforms.sys, "platform", "darwin")
+    monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(ProofUnavailable, match=r"Linux alone, and this is darwin\n.*--no-prove"):
         verdict._compile(make_plan(tiny()), lambda _: None, None)
 

@@ -14,7 +14,7 @@ import pytest
 from orchestrator.errors import SpecError
 from orchestrator.network.attention import EXCHANGE
 from orchestrator.network.rematerialization import POLICIES, text_of
-from orchestrator.planning.kernels import TILE
+from orchestrator.planning.kernels import MOST_KEYS, TILE
 from orchestrator.values.model import MixtureOfExperts
 from orchestrator.values.plan import LineKind, Plan
 from orchestrator.values.spec import DataSource, Optimizer, Precision, Remat, TensorTreatments
@@ -22,7 +22,6 @@ from tests.trainer_plans import FP32, TINY, plan_of
 from tests.trainer_steps import QUICK_COMPILE
 from trainers import llama, mlp
 from trainers.contract import build
-from trainers.llama.attention_kernels import _MOST_KEYS
 from trainers.mesh import abstract_mesh_of
 
 COLLECTIVE = re.compile(
@@ -214,7 +213,7 @@ AGAIN_BY_TENSOR = {
 @cache
 def matmuls(remat: Remat) -> int:
     """Matmuls in the program's text, where loops over layers and over blocks of keys stand once."""
-    plan = plan_of(remat=remat, sequences=1, length=2 * _MOST_KEYS)
+    plan = plan_of(remat=remat, sequences=1, length=2 * MOST_KEYS)
     lines = compiled_text(plan).splitlines()
     return sum(" dot(" in line and EXCHANGE not in line for line in lines)
 

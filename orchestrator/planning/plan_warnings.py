@@ -125,9 +125,6 @@ def all_warnings(
         yield make_warning("stale_choice", chosen=spec.choice.program, program=short(program))
     if spec.experiment.precision.parameters == "bf16":
         yield make_warning("bf16_parameters")
-    moe = plan.model.moe
-    if request.chip.switched and moe and moe.capacity_factor is None:
-        yield make_warning("gpu_mixture", experts=moe.experts)
     # Accumulating gradients saves waits for slices, which the ranking does not see.
     step_s, tokens = plan.forecast.step_s.expected, plan.batch.tokens
     if step_s is not None and plan.batch.microbatches == 1:
@@ -135,13 +132,21 @@ def all_warnings(
         if faster:
             figures = {"microbatches": faster[0], "expected_s": faster[1] * tokens}
             yield make_warning("accumulation_faster", **figures, step_s=step_s)
+    yield from _kernel_warnings(plan, request)
+    yield from _recipe_warnings(plan)
+    yield from forecast_warnings(plan)
+
+
+def _kernel_warnings(plan: Plan, request: SearchRequest) -> Iterator[PlanWarning]:
+    """Yield what the kernels of the trainer cannot do on the chip."""
+    moe = plan.model.moe
+    if request.chip.switched and moe and moe.capacity_factor is None:
+        yield make_warning("gpu_mixture", experts=moe.experts)
     length, sequence = plan.batch.length, plan.mesh["sequence"]
     on_tpu = plan.trainer == LEDGER_TRAINER and not request.chip.switched
     if on_tpu and (length % _LANES or length // sequence % _LANES):
         sizes = {"length": length, "sequence": sequence, "positions": _LANES}
         yield make_warning("attention_positions", **sizes)
-    yield from _recipe_warnings(plan)
-    yield from forecast_warnings(plan)
 
 
 # --- the run as a whole: its stages lack these warnings

@@ -18,7 +18,7 @@ from orchestrator.planning.contenders import Contender, make_contenders, with_op
 from orchestrator.planning.search import MEMORY_MARGIN
 from orchestrator.proving import compiler
 from orchestrator.proving.compiled import REPEATED
-from orchestrator.proving.platforms import other_options
+from orchestrator.proving.platforms import other_options, platform_of
 from orchestrator.proving.verdict import ProofResult, prove
 from orchestrator.values.codec import Shown, Value, short
 from orchestrator.values.plan import Plan, program_digest
