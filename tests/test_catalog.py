@@ -327,6 +327,7 @@ def test_every_source_that_is_named_exists_and_every_one_that_exists_is_named() 
             names.source for names in (chip.ray, chip.libtpu, chip.xla_gpu, chip.gke) if names
         }
         named |= {one.source for one in chip.compiler_options.values()}
+        named |= {chip.products.source} if chip.products else set()
     named |= {one.source for one in vars(recovery()).values()}
     named |= {one.source for one in goodput_runs()}
     named |= {"published-runs", _CRITICAL_SOURCE, _ICI_RATE_SOURCE} | {
