@@ -24,6 +24,8 @@ _ONE_SPEC = "the plan of one spec"
 _CHOSEN_SLICES = "the plan of chosen slices"
 # The most priced candidates of a plan for which changes that may cut its lines are planned too.
 _QUICK: dict[Detail, float] = {"brief": 0, "usual": 1_500, "full": math.inf}
+_OF_TRAINING = ("--alternatives", "--profile", "--stage", "--by", "--budget", "--chips",
+                "--prices", "--html")  # fmt: skip
 _OFFER_OPTIONS = ("by", "budget", "chips", "prices", "html")
 
 
@@ -55,6 +57,8 @@ def plan_command(
     every trial and show the predicted scaling, with --html as a picture; exit 2 if a trial has no
     plan. With --stage, plan one stage of a spec.
 
+    With a serving spec, plan how it is served: latency, throughput and price.
+
     With --by, --budget, --chips or --prices, or with resources.topology: auto, show which slices to
     rent: days, dollars and odds of each.
 
@@ -63,6 +67,7 @@ def plan_command(
       orch plan specs/llama3_70b_4pod.yaml --set resources.pods=2 --alternatives 5
       orch plan specs/llama3_70b_1pod.yaml specs/llama3_70b_4pod.yaml
       orch plan specs/studies/llama3_70b_pods.yaml --html scaling.html
+      orch plan specs/serve_llama3_70b_v5e.yaml
       orch plan my-h200.yaml --profile 3f9a1c07
       orch plan specs/llama3_70b_4pod.yaml --by 30d --budget 50M --chips v5p,tpu7x
     """
@@ -77,6 +82,8 @@ def plan_command(
         from orchestrator.show.plan_diff_screen import plan_diff_screen  # noqa: PLC0415  few are
 
         result = CommandResult(found, lambda: plan_diff_screen(found, following))
+    elif orch.is_serving(spec):
+        result = _serving(spec, overrides, detail or "usual", typed)
     elif orch.is_study(spec):
         refuse_options(typed | {"--html": None}, _ONE_SPEC)
         # Heavy to import, and few plans are of studies.
@@ -135,6 +142,19 @@ def _plans(
         return plan_screen(first, following, proof, others, detail, odds[0], cut)
 
     return CommandResult(values if more else values[0], screens)
+
+
+def _serving(
+    path: Path, overrides: tuple[str, ...], detail: Detail, typed: dict[str, Any]
+) -> CommandResult:
+    """Show the plan of a serving spec."""
+    refuse_options({name: typed[name] for name in _OF_TRAINING}, "the plan of a training")
+    # Heavy to import, and few plans are of serving.
+    from orchestrator.show.serving_screen import serving_screen  # noqa: PLC0415
+
+    plan = orch.plan_serving(path, overrides)
+    following = spec_command("explain", path, overrides)
+    return CommandResult(plan, lambda: serving_screen(plan, following, detail))
 
 
 def _with_known_proof(plan: Plan) -> tuple[Plan, str]:

@@ -1,0 +1,245 @@
+"""Show serving: plans, derivations and scores."""
+
+from orchestrator import formatting as fmt
+from orchestrator.evidence.explain.serving import ServingExplanation
+from orchestrator.evidence.score.serving import ServingScore
+from orchestrator.show import parts as ui
+from orchestrator.show.explain_screen import (
+    inputs_table,
+    published_parts,
+    section_parts,
+    sources_parts,
+)
+from orchestrator.show.plan_text import in_words, resource_name
+from orchestrator.values.plan import LedgerLine
+from orchestrator.values.serving import (
+    ANY_ENGINE,
+    LengthShare,
+    Serve,
+    ServingEstimate,
+    ServingPlan,
+    Wish,
+)
+
+_INTERVAL = "80 % interval"
+_FIGURES = {"output_tokens": "output tokens/s", "tpot": "TPOT"}
+
+
+def _lengths(lengths: tuple[LengthShare, ...]) -> str:
+    if len(lengths) == 1:
+        return fmt.count(lengths[0].tokens)
+    return ", ".join(f"{fmt.count(x.tokens)} ({fmt.whole_percent(x.share)})" for x in lengths)
+
+
+def _requests(serve: Serve) -> str:
+    asked = "as many requests as the wishes and the memory allow"
+    if serve.concurrency is not None:
+        asked = f"{fmt.counted(serve.concurrency, 'request')} in work"
+    if serve.requests_per_s is not None:
+        asked = f"{serve.requests_per_s:g} requests/s"
+    return (
+        f"{asked}; prompts of {_lengths(serve.prompt)}, answers of {_lengths(serve.output)} tokens"
+    )
+
+
+def _wish(wish: Wish | None, figure: ServingEstimate) -> str:
+    """Return a time with its interval, and the wish that it meets."""
+    if wish is None:
+        return f"{fmt.seconds(figure.expected)} at p50, {_interval(figure)}"
+    return (
+        f"{fmt.seconds(figure.expected)} at p{wish.percentile:g}, {_interval(figure)};"
+        f" wished {fmt.seconds(wish.time)}"
+    )
+
+
+def _interval(figure: ServingEstimate) -> str:
+    return f"{_INTERVAL} {fmt.span(fmt.seconds(figure.low), fmt.seconds(figure.high))}"
+
+
+def _output_interval(plan: ServingPlan) -> str:
+    """Return the interval of output; where all that arrives is answered, what arrives."""
+    rate = plan.forecast.output_tokens_per_s
+    if rate.low == rate.high:
+        return "all that is asked for"
+    return f"{_INTERVAL} {fmt.span(fmt.scaled(rate.low), fmt.scaled(rate.high))}"
+
+
+def headline(plan: ServingPlan) -> str:
+    chips = fmt.counted(plan.chips, f"{plan.chip} chip")
+    return f"{plan.name}: {chips}, {fmt.counted(plan.replicas, 'slice')} of {plan.topology}"
+
+
+def serving_screen(
+    plan: ServingPlan, next_command: str | None, detail: ui.Detail = "usual"
+) -> ui.Screen:
+    """Return what a serving plan should reach and cost."""
+    forecast, serve, memory = plan.forecast, plan.serve, plan.forecast.memory
+    rate = forecast.output_tokens_per_s
+    used = memory.weights_bytes + memory.activations_bytes + memory.cache_bytes
+    rows = [
+        ("fits", f"yes: {fmt.in_memory(used)} of {fmt.in_memory(memory.hbm_bytes)} per device"),
+        ("TTFT", _wish(serve.ttft, forecast.ttft_s)),
+        ("TPOT", _wish(serve.tpot, forecast.tpot_s)),
+        ("output", f"{fmt.scaled(rate.expected)} tokens/s, {_output_interval(plan)}"),
+    ]  # fmt: skip
+    if cost := forecast.dollars_per_million_output_tokens:
+        dollars = fmt.span(*(f"${value:,.2f}" for value in (cost.low, cost.high)))
+        ends = f", {_INTERVAL} {dollars}" if cost.low != cost.high else ""
+        rows.append(("price", f"${cost.expected:,.2f} per million output tokens{ends}"))
+    rows.append(("bound", f"decoding by {forecast.bound}: {in_words(_link(forecast.bound))}"))
+    top: list[list[ui.Part]] = [
+        [ui.heading(headline(plan))],
+        ui.indent([ui.Table(rows, "<w", row_styles={0: "green"})]),
+    ]
+    if detail == "brief":
+        return ui.screen(*top, ui.next_step(next_command))
+    return ui.screen(
+        *top,
+        ui.indent([ui.Table(_decisions(plan), "<w")]),
+        ui.section("memory per device", [_memory_table(plan)]),
+        ui.section("a decoding step, each line at its peak", [_lines(forecast.decode)]),
+        ui.section("a chunk of prompts, each line at its peak", [_lines(forecast.prefill)]),
+        ui.indent([_estimates(plan)]),
+        ui.closing(_verdict(plan), next_command),
+    )
+
+
+def _link(bound: str) -> str:
+    name = resource_name(bound)
+    return "ici" if name.startswith("ici") else name
+
+
+def _decisions(plan: ServingPlan) -> list[ui.Row]:
+    forecast, serve = plan.forecast, plan.serve
+    active = ""
+    if plan.active_parameters != plan.parameters:
+        active = f", {fmt.scaled(plan.active_parameters, 4)} of them active"
+    mesh = ", ".join(f"{name} {size}" for name, size in plan.mesh.items() if size > 1)
+    turns = "never"
+    if forecast.turns_at is not None:
+        turns = f"from {fmt.counted(round(forecast.turns_at), 'request')} in work of a copy"
+    room = fmt.counted(forecast.max_batch, "request")
+    per_token = fmt.with_unit(forecast.kv_bytes_per_token, "B", 4)
+    per_request = fmt.in_memory(forecast.kv_bytes_per_request)
+    engine = f"{serve.engine}, learned from {fmt.counted(forecast.learned_runs, 'run')}"
+    if serve.engine == ANY_ENGINE:
+        engine = "any: what engines with published runs reach in the mean"
+    return [
+        ("model", f"{serve.model.name}, {fmt.scaled(plan.parameters, 4)} parameters{active}"),
+        ("types", f"weights in {serve.weights}, KV cache in {serve.kv_cache}"),
+        ("requests", _requests(serve)),
+        ("mesh", mesh or "one device"),
+        ("batch", f"{forecast.batch:,.4g} in work; {room} of the full length have room"),
+        ("cache", f"{per_token} per token, {per_request} per request"),
+        ("turns", f"products with weights bind {turns}"),
+        ("engine", engine),
+    ]  # fmt: skip
+
+
+def _memory_table(plan: ServingPlan) -> ui.Table:
+    memory = plan.forecast.memory
+    lines = [
+        ("weights", memory.weights_bytes),
+        ("activations", memory.activations_bytes),
+        (f"KV cache of {plan.forecast.batch:,.4g} requests", memory.cache_bytes),
+    ]
+    free = memory.hbm_bytes - sum(value for _, value in lines)
+    rows = [(name, fmt.in_memory(value)) for name, value in [*lines, ("free", free)]]
+    return ui.Table(rows, bars=[*(value for _, value in lines), free])
+
+
+def _lines(lines: tuple[LedgerLine, ...]) -> ui.Table:
+    rows = [(line.name, _amount(line), fmt.seconds(line.value)) for line in lines]
+    return ui.Table(rows, "<<>", bars=[line.value for line in lines])
+
+
+def _amount(line: LedgerLine) -> str:
+    """Return the work of a line and its rate."""
+    numbers = dict(line.inputs)
+    rate = numbers.pop(next(name for name in ("bandwidth", "peak", "rate") if name in numbers))
+    unit = "FLOP" if "flops" in numbers else "B"
+    size = fmt.with_unit(numbers.get("flops", numbers.get("bytes", 0.0)), unit)
+    times = f"{numbers['requests']:,.4g} x " if "requests" in numbers else ""
+    return f"{times}{size} at {fmt.with_unit(rate, unit + '/s')}"
+
+
+def _estimates(plan: ServingPlan) -> ui.Table:
+    forecast = plan.forecast
+
+    def row(name: str, figure: ServingEstimate, show: ui.Show) -> ui.Row:
+        ends = fmt.span(show(figure.low), show(figure.high))
+        return name, show(figure.lower), show(figure.expected), ends
+
+    rows = [
+        ("", "bound", "expected", _INTERVAL),
+        row("TTFT", forecast.ttft_s, fmt.seconds),
+        row("TPOT", forecast.tpot_s, fmt.seconds),
+        row("output tokens/s", forecast.output_tokens_per_s, fmt.scaled),
+        row("a chip", forecast.output_tokens_per_s_chip, fmt.scaled),
+        row("requests/s", forecast.requests_per_s, fmt.scaled),
+    ]
+    if cost := forecast.dollars_per_million_output_tokens:
+        price = f"${forecast.dollars_per_chip_hour:,.2f} a chip-hour"
+        rows.append(row(f"per 1M tokens, {price}", cost, lambda value: f"${value:,.2f}"))
+    return ui.Table(rows)
+
+
+def _verdict(plan: ServingPlan) -> str:
+    forecast = plan.forecast
+    cost = forecast.dollars_per_million_output_tokens
+    price = f" at ${cost.expected:,.2f} per million output tokens" if cost else ""
+    return (
+        f"{fmt.scaled(forecast.output_tokens_per_s.expected)} output tokens/s{price}, a token every"
+        f" {fmt.seconds(forecast.tpot_s.expected)}."
+    )
+
+
+def serving_explain_screen(sheet: ServingExplanation, next_command: str) -> ui.Screen:
+    """Return inputs, derivations, the book's answers and sources."""
+    return ui.screen(
+        [ui.heading(f"{headline(sheet.plan)}, worked out by hand")],
+        inputs_table(sheet.inputs, wraps=True),
+        *map(section_parts, sheet.sections),
+        *published_parts(sheet.quotes),
+        sources_parts(sheet.sources),
+        ui.closing(f"Answer: {_verdict(sheet.plan)}", next_command),
+    )
+
+
+def serving_score_screen(score: ServingScore, next_command: str) -> ui.Screen:
+    """Return every run against its forecast, and the totals next to a baseline."""
+    head = ("run", "output/s", "expected", "error", "TPOT", "expected", "error")
+    rows = [
+        (
+            run.id,
+            *_compared(run.output_tokens_per_s, run.output_tokens_error, fmt.scaled),
+            *_compared(run.tpot_s, run.tpot_error, fmt.seconds),
+        )
+        for run in score.rows
+    ]
+    totals: list[ui.Row] = [
+        ("", "engine", "runs", "median", "p90", "inside 80 %", "baseline", "p90")
+    ]
+    for part in score.summary:
+        shares = (
+            part.median_abs_error, part.p90_abs_error, part.inside_interval,
+            part.baseline_median_abs_error, part.baseline_p90_abs_error,
+        )  # fmt: skip
+        figure = _FIGURES[part.figure]
+        totals.append((figure, part.engine, str(part.runs), *map(fmt.percent, shares)))
+    runs = fmt.counted(len(score.rows), "run")
+    bound = f"{fmt.counted(score.above_bound, 'run')} above what the bound allows"
+    return ui.screen(
+        [ui.Title(f"{runs} against their forecasts", score.learned_on)],
+        ui.indent(ui.table(head, rows)),
+        ui.indent([ui.Table(totals, gap=2)]),
+        ui.indent(ui.labelled("left out:", f"{run.id}: {run.reason}") for run in score.left_out),
+        ui.closing(f"{bound}.", next_command),
+    )
+
+
+def _compared(measured: float | None, error: float | None, show: ui.Show) -> ui.Row:
+    """Return what was measured, what is expected, and the error; empty where it is not stated."""
+    if measured is None or error is None:
+        return "", "", ""
+    return show(measured), show(measured * (1 + error)), fmt.signed_percent(error)
