@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from orchestrator.run.serving import load_serving as load_serving
     from orchestrator.run.serving import plan_serving as plan_serving
     from orchestrator.run.serving import score_serving as score_serving
+    from orchestrator.run.serving import serving_offers as serving_offers
     from orchestrator.run.specs import create_spec as create_spec
     from orchestrator.run.specs import deadline_odds as deadline_odds
     from orchestrator.run.specs import diff as diff
@@ -82,7 +83,8 @@ _MODULES = {
     " prove_stages report score write_choice",
     "run.records": "sync ui",
     "run.runs": "cancel follow follow_logs logs remove runs status studies",
-    "run.serving": "explain_serving is_serving load_serving plan_serving score_serving",
+    "run.serving": "explain_serving is_serving load_serving plan_serving score_serving"
+    " serving_offers",
     "run.specs": "create_spec deadline_odds diff is_study key_help known_proof line_cut load"
     " offers plan plans with_proof",
     "run.studies": "study submit_study",

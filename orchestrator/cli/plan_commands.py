@@ -14,6 +14,7 @@ from orchestrator.planning.offers import PlanWithOdds
 from orchestrator.planning.plan_warnings import make_warning
 from orchestrator.reading.load import missing_inputs
 from orchestrator.run.progress import interruptible, offer_command, spec_command, stage_option
+from orchestrator.serving.cheapest import ServingOffer
 from orchestrator.show.parts import Detail
 from orchestrator.show.plan_screen import plan_screen, stages_screen
 from orchestrator.show.terminal import CommandResult, show_result
@@ -24,8 +25,7 @@ _ONE_SPEC = "the plan of one spec"
 _CHOSEN_SLICES = "the plan of chosen slices"
 # The most priced candidates of a plan for which changes that may cut its lines are planned too.
 _QUICK: dict[Detail, float] = {"brief": 0, "usual": 1_500, "full": math.inf}
-_OF_TRAINING = ("--alternatives", "--profile", "--stage", "--by", "--budget", "--chips",
-                "--prices", "--html")  # fmt: skip
+_OF_TRAINING = ("--alternatives", "--profile", "--stage", "--html")
 _OFFER_OPTIONS = ("by", "budget", "chips", "prices", "html")
 
 
@@ -150,11 +150,36 @@ def _serving(
     """Show the plan of a serving spec."""
     refuse_options({name: typed[name] for name in _OF_TRAINING}, "the plan of a training")
     # Heavy to import, and few plans are of serving.
-    from orchestrator.show.serving_screen import serving_screen  # noqa: PLC0415
+    from orchestrator.show.serving_screen import (  # noqa: PLC0415
+        serving_offers_screen,
+        serving_screen,
+    )
 
-    plan = orch.plan_serving(path, overrides)
+    asked = {name: typed[f"--{name}"] for name in ("by", "budget", "chips", "prices")}
+    loaded = orch.load_serving(path, overrides)
+    if loaded.resources.has_open_topology or any(value is not None for value in asked.values()):
+        found = orch.serving_offers(loaded, **asked)
+        best = found.cheapest
+        to_take = offer_command(path, overrides, _taken(best)) if best else None
+        return CommandResult(
+            found,
+            lambda: serving_offers_screen(found, to_take, detail),
+            exit_code=0 if best else SpecError.exit_code,
+        )
+    plan = orch.plan_serving(loaded)
     following = spec_command("explain", path, overrides)
     return CommandResult(plan, lambda: serving_screen(plan, following, detail))
+
+
+def _taken(offer: ServingOffer) -> tuple[str, ...]:
+    """Return the overrides that make a spec of an offer."""
+    engine = offer.plan.serve.engine if offer.plan else ""
+    return (
+        f"resources.chip={offer.chip}",
+        f"resources.topology={offer.topology}",
+        f"resources.replicas={offer.replicas}",
+        f"serve.engine={engine}",
+    )
 
 
 def _with_known_proof(plan: Plan) -> tuple[Plan, str]:

@@ -39,6 +39,7 @@ from orchestrator.reading.schema import (
 )
 from orchestrator.run.progress import RUNS, Progress, TaskEnded, UnitsDone, silent
 from orchestrator.run.specs import SpecSource, loaded, planned
+from orchestrator.serving.cheapest import ServingOffers
 from orchestrator.storage.addresses import folder as storage_folder
 from orchestrator.storage.addresses import input_path, stored_inputs
 from orchestrator.values import codec, run, study
@@ -221,6 +222,7 @@ _OUTPUTS: dict[str, tuple[type, str]] = {
     "sweep": (study.SweepForecast, "orch plan STUDY --json, of a sweep"),
     "offers": (Offers, "orch plan SPEC --by WHEN --json"),
     "serving-plan": (ServingPlan, "orch plan SPEC --json, of a serving spec"),
+    "serving-offers": (ServingOffers, "orch plan SPEC --budget DOLLARS --json, of serving"),
     "serving-explanation": (ServingExplanation, "orch explain SPEC --json, of a serving spec"),
     "serving-score": (ServingScore, "orch score --kind serving --json"),
     "explanation": (Explanation, "orch explain SPEC --json"),

@@ -1,6 +1,7 @@
 """Serving specs: load, plan and derive them, and hold forecasts against published runs."""
 
 from collections.abc import Sequence
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -9,6 +10,9 @@ from orchestrator.evidence.score import serving as evaluate
 from orchestrator.evidence.score.serving_runs import is_serving as has_serving_runs
 from orchestrator.reading.load import is_serving as describes_serving
 from orchestrator.reading.load_serving import load_serving as load
+from orchestrator.reading.offer_options import serving_request
+from orchestrator.serving.cheapest import ServingOffers
+from orchestrator.serving.cheapest import serving_offers as make_offers
 from orchestrator.serving.planner import make_serving_plan
 from orchestrator.values.serving import ServingPlan, ServingSpec
 
@@ -33,6 +37,26 @@ def plan_serving(spec: ServingSource, overrides: Sequence[str] = ()) -> ServingP
     arithmetic and the nearest that is met.
     """
     return make_serving_plan(_loaded(spec, overrides))
+
+
+def serving_offers(
+    spec: ServingSource,
+    overrides: Sequence[str] = (),
+    *,
+    by: str | float | date | None = None,
+    budget: str | float | None = None,
+    chips: str | Sequence[str] | None = None,
+    prices: str | None = None,
+) -> ServingOffers:
+    """Return the slices that serve a spec as it wishes, the cheapest first. `by` is how long, or
+    until when, they are rented, a month by default; `budget` is dollars for that time; `chips` and
+    `prices` are as for `offers`.
+    """
+    found, today = _loaded(spec, overrides), datetime.now(UTC).date()
+    request = serving_request(
+        found.resources, by=by, budget=budget, chips=chips, prices=prices, today=today
+    )
+    return make_offers(found, request)
 
 
 def explain_serving(spec: ServingSource, overrides: Sequence[str] = ()) -> ServingExplanation:

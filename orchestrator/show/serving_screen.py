@@ -3,6 +3,7 @@
 from orchestrator import formatting as fmt
 from orchestrator.evidence.explain.serving import ServingExplanation
 from orchestrator.evidence.score.serving import ServingScore
+from orchestrator.serving.cheapest import ServingOffer, ServingOffers
 from orchestrator.show import parts as ui
 from orchestrator.show.explain_screen import (
     inputs_table,
@@ -191,6 +192,50 @@ def _verdict(plan: ServingPlan) -> str:
     return (
         f"{fmt.scaled(forecast.output_tokens_per_s.expected)} output tokens/s{price}, a token every"
         f" {fmt.seconds(forecast.tpot_s.expected)}."
+    )
+
+
+def serving_offers_screen(
+    found: ServingOffers, next_command: str | None, detail: ui.Detail = "usual"
+) -> ui.Screen:
+    """Return the cheapest slices of each chip that serve a spec, and why others do not."""
+    days = f"{found.days:g} days"
+    head: ui.Row = ("chip", "topology", "slices", "TTFT", "TPOT", "tokens/s", "per 1M", days)
+    rows, left_out, seen = list[ui.Row](), dict[str, str](), set[str]()
+    for offer in found.offers:
+        if offer.plan is None:
+            left_out[offer.chip] = offer.why
+        elif detail == "full" or offer.chip not in seen or offer is found.cheapest:
+            seen.add(offer.chip)
+            rows.append(_offer_row(offer, offer.plan))
+    budget = "" if found.budget_dollars is None else f" within {fmt.dollars(found.budget_dollars)}"
+    verdict = f"no slice serves it as wished{budget}"
+    if best := found.cheapest:
+        slices = fmt.counted(best.replicas, f"slice of {best.topology}", "")
+        verdict = f"cheapest{budget}: {best.chip}, {slices}"
+        if best.plan:
+            verdict += f": {_verdict(best.plan)}"
+    refused = [f"{chip}: {why}" for chip, why in left_out.items() if chip not in seen]
+    table = [] if detail == "brief" else ui.table(head, rows, "<<>>>>>>")
+    return ui.screen(
+        [ui.heading(f"{found.name}: {verdict}")],
+        ui.indent(table),
+        [ui.Text(text, hang=2) for text in refused],
+        ui.next_step(next_command),
+    )
+
+
+def _offer_row(offer: ServingOffer, plan: ServingPlan) -> ui.Row:
+    forecast, cost = plan.forecast, offer.dollars_per_million_output_tokens
+    return (
+        offer.chip,
+        offer.topology,
+        str(offer.replicas),
+        fmt.seconds(forecast.ttft_s.expected),
+        fmt.seconds(forecast.tpot_s.expected),
+        fmt.scaled(forecast.output_tokens_per_s.expected),
+        "" if cost is None else f"${cost:,.2f}",
+        "" if offer.dollars is None else fmt.dollars(offer.dollars),
     )
 
 
