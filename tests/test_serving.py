@@ -15,14 +15,14 @@ import orchestrator as orch
 from orchestrator import catalog
 from orchestrator.catalog.serving import constants_of, figures, learned
 from orchestrator.errors import SpecError
-from orchestrator.evidence.explain.serving import layout_of, quoted
+from orchestrator.evidence.explain.serving import quoted
 from orchestrator.reading.load_serving import load_serving
 from orchestrator.reading.problems import SpecProblems
 from orchestrator.reading.schema import serving_schema
 from orchestrator.serving import step
 from orchestrator.serving.layout import STORED_BYTES, decode, prefill
 from orchestrator.serving.meshes import layouts
-from orchestrator.serving.planner import Unserved, make_serving_plan, mix_of
+from orchestrator.serving.planner import Unserved, layout_of, make_serving_plan, mix_of
 from orchestrator.values.serving import ServingMesh, ServingPlan, ServingSpec
 from tests.conftest import ROOT, RunOrch
 from tests.test_spec_schema import EditorLoader

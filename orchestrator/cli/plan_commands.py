@@ -25,7 +25,8 @@ _ONE_SPEC = "the plan of one spec"
 _CHOSEN_SLICES = "the plan of chosen slices"
 # The most priced candidates of a plan for which changes that may cut its lines are planned too.
 _QUICK: dict[Detail, float] = {"brief": 0, "usual": 1_500, "full": math.inf}
-_OF_TRAINING = ("--alternatives", "--profile", "--stage", "--html")
+_OF_TRAINING = ("--alternatives", "--profile", "--stage")
+_OF_SERVING = ("--frontier", "--load")
 _OFFER_OPTIONS = ("by", "budget", "chips", "prices", "html")
 
 
@@ -46,6 +47,8 @@ _OFFER_OPTIONS = ("by", "budget", "chips", "prices", "html")
 @click.option("--budget", metavar="DOLLARS", help="Offers that cost at most 2M, or 500k.")
 @click.option("--chips", metavar="NAMES", help="Offers of these chips: v5e,v6e,v5p,tpu7x.")
 @click.option("--prices", metavar="KIND", help="on-demand, reserved, spot, or a file of yours.")
+@click.option("--frontier", is_flag=True, help="Serving: throughput against latency.")
+@click.option("--load", metavar="KIND", help="Serving: simulate poisson, bursts, or a trace.csv.")
 @click.option("--html", type=shared.FILE, metavar="FILE", help="Also a page of offers or a study.")
 @interruptible("planning")
 def plan_command(
@@ -98,6 +101,7 @@ def plan_command(
             study, lambda: forecast_screen(study, after), exit_code=code, written=page
         )
     else:
+        refuse_options({name: typed[name] for name in _OF_SERVING}, "a serving spec")
         loaded = orch.load(spec, overrides)
         asked = {name: options[name] for name in _OFFER_OPTIONS}
         if loaded.resources.has_open_topology or any(one is not None for one in asked.values()):
@@ -147,14 +151,25 @@ def _plans(
 def _serving(
     path: Path, overrides: tuple[str, ...], detail: Detail, typed: dict[str, Any]
 ) -> CommandResult:
-    """Show the plan of a serving spec."""
+    """Show the plan of a serving spec, its frontier, its load, or slices to choose from."""
     refuse_options({name: typed[name] for name in _OF_TRAINING}, "the plan of a training")
     # Heavy to import, and few plans are of serving.
     from orchestrator.show.serving_screen import (  # noqa: PLC0415
+        frontier_screen,
+        load_screen,
         serving_offers_screen,
         serving_screen,
     )
 
+    planning, page = spec_command("plan", path, overrides), typed["--html"]
+    if typed["--frontier"]:
+        points = orch.serving_frontier(path, overrides)
+        written = orch.write_frontier(points, page) if page else None
+        return CommandResult(points, lambda: frontier_screen(points, planning), written=written)
+    refuse_options({"--html": page}, "--frontier, offers of a training, or a study")
+    if typed["--load"]:
+        seen = orch.serving_load(path, overrides, arrivals=typed["--load"])
+        return CommandResult(seen, lambda: load_screen(path.stem, seen, planning))
     asked = {name: typed[f"--{name}"] for name in ("by", "budget", "chips", "prices")}
     loaded = orch.load_serving(path, overrides)
     if loaded.resources.has_open_topology or any(value is not None for value in asked.values()):

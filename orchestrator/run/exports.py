@@ -40,6 +40,8 @@ from orchestrator.reading.schema import (
 from orchestrator.run.progress import RUNS, Progress, TaskEnded, UnitsDone, silent
 from orchestrator.run.specs import SpecSource, loaded, planned
 from orchestrator.serving.cheapest import ServingOffers
+from orchestrator.serving.frontier import ServingFrontier
+from orchestrator.serving.load import ServingLoad
 from orchestrator.storage.addresses import folder as storage_folder
 from orchestrator.storage.addresses import input_path, stored_inputs
 from orchestrator.values import codec, run, study
@@ -223,6 +225,8 @@ _OUTPUTS: dict[str, tuple[type, str]] = {
     "offers": (Offers, "orch plan SPEC --by WHEN --json"),
     "serving-plan": (ServingPlan, "orch plan SPEC --json, of a serving spec"),
     "serving-offers": (ServingOffers, "orch plan SPEC --budget DOLLARS --json, of serving"),
+    "serving-frontier": (ServingFrontier, "orch plan SPEC --frontier --json, of serving"),
+    "serving-load": (ServingLoad, "orch plan SPEC --load poisson --json, of serving"),
     "serving-explanation": (ServingExplanation, "orch explain SPEC --json, of a serving spec"),
     "serving-score": (ServingScore, "orch score --kind serving --json"),
     "explanation": (Explanation, "orch explain SPEC --json"),

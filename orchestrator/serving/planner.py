@@ -18,20 +18,30 @@ from orchestrator.planning.torus import Floats
 from orchestrator.serving import step
 from orchestrator.serving.layout import AXES, Serving
 from orchestrator.serving.ledger import decode_lines, memory_of, prefill_lines
+from orchestrator.serving.load import (
+    Requests,
+    ServingLoad,
+    StepCosts,
+    drawn,
+    percentiles,
+    simulated,
+)
 from orchestrator.serving.meshes import layouts
 from orchestrator.values.serving import (
     LengthShare,
     Serve,
     ServingEstimate,
     ServingForecast,
+    ServingMesh,
     ServingPlan,
     ServingSpec,
     Wish,
 )
 
 SERVING_SCHEMA = 1
+_BUSY = 0.9  # of the most requests per second, where a spec states no rate
 _STEPS_OF_TWO = 4  # numbers of requests that are tried between one and its double
-_ANY = Wish(time=float("inf"))
+ANY_WISH = Wish(time=float("inf"))
 
 
 class Unserved(SpecError):
@@ -84,7 +94,7 @@ class _Points:
 def _points(layout: Serving, batch: Number, serve: Serve, engine: ServingConstants) -> _Points:
     mix = mix_of(serve)
     found = step.rates(*step.mix_work(layout, batch, mix), mix.chunks, engine)
-    ttft, tpot = serve.ttft or _ANY, serve.tpot or _ANY
+    ttft, tpot = serve.ttft or ANY_WISH, serve.tpot or ANY_WISH
     chunks = _at_percentile(serve.prompt, ttft.percentile) / serve.chunk
     shape = np.broadcast_shapes(np.shape(batch), np.shape(found.step_s))
 
@@ -102,7 +112,7 @@ def _points(layout: Serving, batch: Number, serve: Serve, engine: ServingConstan
 
 
 @dataclass(frozen=True)
-class _Search:
+class Searched:
     """The layouts of a slice, the requests that each copy may have, and what it then does."""
 
     spec: ServingSpec
@@ -120,7 +130,7 @@ class _Search:
         return np.maximum(self.points.ttft_s / ttft, self.points.tpot_s / tpot)
 
 
-def _search(spec: ServingSpec) -> _Search:
+def searched(spec: ServingSpec) -> Searched:
     serve, resources = spec.serve, spec.resources
     chip = catalog.chip_of(resources)
     topology = catalog.topology(chip, resources.topology)
@@ -159,14 +169,14 @@ def _search(spec: ServingSpec) -> _Search:
         fits = (points.batch <= most + 1e-9) & (points.batch >= 1) & (most >= 1)
         if not fits.any():
             raise Unserved(_too_many_text(spec, layout, most))
-    return _Search(spec, layout, most, points, fits, engine)
+    return Searched(spec, layout, most, points, fits, engine)
 
 
 def make_serving_plan(spec: ServingSpec) -> ServingPlan:
     """Return the layout with the most output tokens/s that meets the wishes, or raise `Unserved`;
     at a given rate of requests, the one with the least time between tokens.
     """
-    found = _search(spec)
+    found = searched(spec)
     met = found.fits & (found.excess <= 1)
     if not met.any():
         raise Unserved(_unmet_text(found))
@@ -178,7 +188,7 @@ def make_serving_plan(spec: ServingSpec) -> ServingPlan:
     return _write(found, (int(place[0]), int(place[1])))
 
 
-def _write(found: _Search, place: tuple[int, int]) -> ServingPlan:
+def _write(found: Searched, place: tuple[int, int]) -> ServingPlan:
     spec, layout = found.spec, found.layout.column(place[0])
     serve, resources, chip = spec.serve, spec.resources, found.layout.chip
     topology = catalog.topology(chip, resources.topology)
@@ -206,7 +216,7 @@ def _write(found: _Search, place: tuple[int, int]) -> ServingPlan:
 
 
 def _forecast(
-    found: _Search, layout: Serving, point: dict[str, float], place: tuple[int, int], chips: int
+    found: Searched, layout: Serving, point: dict[str, float], place: tuple[int, int], chips: int
 ) -> ServingForecast:
     spec, serve, engine = found.spec, found.spec.serve, found.engine
     mix, batch, replicas = mix_of(serve), point["batch"], spec.resources.replicas
@@ -230,7 +240,7 @@ def _forecast(
             low=per_token / rate.high, high=per_token / rate.low,
         )  # fmt: skip
     lines = decode_lines(layout, decoded, batch, mix)
-    ttft_chunks = _at_percentile(serve.prompt, (serve.ttft or _ANY).percentile) / mix.prompt
+    ttft_chunks = _at_percentile(serve.prompt, (serve.ttft or ANY_WISH).percentile) / mix.prompt
     ttft_lower = ttft_chunks * mix.chunks * step.as_float(step.lower_s(chunked))
     return ServingForecast(
         ttft_s=_time(ttft_lower, point["ttft_s"], engine.spread),
@@ -254,7 +264,7 @@ def _forecast(
     )
 
 
-def _most_rate(found: _Search, place: tuple[int, int], replicas: int) -> float:
+def _most_rate(found: Searched, place: tuple[int, int], replicas: int) -> float:
     """Return the most output tokens/s of a layout, with all requests that have room."""
     layout = found.layout.column(place[0])
     most = found.most[place[0] : place[0] + 1]
@@ -275,6 +285,53 @@ def _rate(most: float, expected: float, spread: float) -> ServingEstimate:
 def _scaled(estimate: ServingEstimate, by: float) -> ServingEstimate:
     ends = ("lower", "expected", "low", "high")
     return ServingEstimate(**{end: getattr(estimate, end) * by for end in ends})
+
+
+def layout_of(plan: ServingPlan) -> Serving:
+    """Return the layout of a plan, on its best placement."""
+    chip = catalog.chip_of(plan)
+    found = layouts(
+        chip, catalog.topology(chip, plan.topology), plan.serve.model, plan.serve.weights,
+        plan.serve.kv_cache, ServingMesh(**plan.mesh),
+    )  # fmt: skip
+    assert found is not None
+    return found
+
+
+def loaded(
+    plan: ServingPlan, kind: str, seed: int, count: int, given: Requests | None
+) -> ServingLoad:
+    """Return what requests see that arrive at a plan: random ones at its rate, or 90 % of what it
+    serves at most, or the `given` ones of a trace, which its copies take in turn.
+    """
+    serve, mix, layout = plan.serve, mix_of(plan.serve), layout_of(plan)
+    copies = plan.replicas * plan.mesh["replicas"]
+    most = plan.forecast.max_batch // copies
+    engine = constants_of(serve.engine, plan.chip)
+    sizes = np.arange(most + 1.0)[None]
+    found = step.rates(*step.mix_work(layout, sizes, mix), mix.chunks, engine)
+    costs = StepCosts(
+        step_s=np.broadcast_to(found.step_s, sizes.shape)[0],
+        token_s=step.as_float(found.added_s) / mix.prompt,
+        chunk=serve.chunk,
+        most=most,
+    )
+    per_s = (serve.requests_per_s or _BUSY * plan.forecast.requests_per_s.expected) / copies
+    if given is None:
+        prompts, outputs = (
+            (np.array([float(x.tokens) for x in part]), np.array([x.share for x in part]))
+            for part in (serve.prompt, serve.output)
+        )
+        arrivals = drawn(kind, count, per_s, prompts, outputs, seed)
+    else:
+        arrivals = Requests(*(column[::copies] for column in given))
+        per_s = len(arrivals.arrival_s) / max(float(np.ptp(arrivals.arrival_s)), 1e-9)
+    ttft_s, tpot_s, waits_s, busy, in_work = simulated(arrivals, costs)
+    return ServingLoad(
+        arrivals=kind, seed=seed, requests=len(arrivals.arrival_s), requests_per_s=per_s * copies,
+        ttft_s=percentiles(ttft_s), tpot_s=percentiles(tpot_s[arrivals.output > 1]),
+        waits_s=percentiles(waits_s), busy=busy, most_in_work=in_work * copies,
+    )  # fmt: skip
 
 
 # --- why a spec is not served, and what is
@@ -344,7 +401,7 @@ def _overload_text(spec: ServingSpec, wanted: float, most: float) -> str:
     )
 
 
-def _unmet_text(found: _Search) -> str:
+def _unmet_text(found: Searched) -> str:
     """Which wishes are missed, and the nearest wishes that are met, planned themselves."""
     spec, serve, points = found.spec, found.spec.serve, found.points
     excess = np.where(found.fits, found.excess, np.inf)
@@ -399,7 +456,7 @@ def _way_out(spec: ServingSpec) -> str:
         tries.insert(0, (change, replace(spec, serve=serve)))
     for change, other in tries:
         try:
-            search = _search(other)
+            search = searched(other)
         except SpecError:
             continue
         if search.fits.any():

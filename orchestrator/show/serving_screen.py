@@ -4,6 +4,9 @@ from orchestrator import formatting as fmt
 from orchestrator.evidence.explain.serving import ServingExplanation
 from orchestrator.evidence.score.serving import ServingScore
 from orchestrator.serving.cheapest import ServingOffer, ServingOffers
+from orchestrator.serving.frontier import ServingFrontier
+from orchestrator.serving.load import ServingLoad
+from orchestrator.show import drawings as draw
 from orchestrator.show import parts as ui
 from orchestrator.show.explain_screen import (
     inputs_table,
@@ -237,6 +240,82 @@ def _offer_row(offer: ServingOffer, plan: ServingPlan) -> ui.Row:
         "" if cost is None else f"${cost:,.2f}",
         "" if offer.dollars is None else fmt.dollars(offer.dollars),
     )
+
+
+def frontier_rows(found: ServingFrontier) -> list[ui.Row]:
+    """Return a head and a row for each point; the best is marked."""
+    rows: list[ui.Row] = [("", "slices", "mesh", "requests", "TTFT", "TPOT", "tokens/s/chip", "")]
+    for number, point in enumerate(found.points):
+        slices = "1"
+        if point.prefill_slices:
+            slices = f"{point.prefill_slices} + {point.decode_slices}"
+        mark = "best" if number == found.best else "meets" if point.meets_wishes else ""
+        rows.append((
+            point.mode, slices, " x ".join(str(n) for n in point.mesh.values()),
+            f"{point.batch:,.0f}", fmt.seconds(point.ttft_s), fmt.seconds(point.tpot_s),
+            fmt.scaled(point.output_tokens_per_s_chip), mark,
+        ))  # fmt: skip
+    return rows
+
+
+def frontier_screen(found: ServingFrontier, next_command: str) -> ui.Screen:
+    """Return throughput against latency, and the point that meets the wishes."""
+    verdict = "No point meets the wishes."
+    if found.best is not None:
+        best = found.points[found.best]
+        verdict = (
+            f"The most that meets the wishes: {best.mode}, {fmt.seconds(best.tpot_s)} a token,"
+            f" {fmt.scaled(best.output_tokens_per_s_chip)} tokens/s per chip."
+        )
+    mesh = "mesh: replicas x attention x tensor x experts; slices: of prefill + of decoding"
+    transfer = max(point.transfer_s for point in found.points)
+    return ui.screen(
+        [ui.heading(f"{found.name}: throughput against latency, {found.chip} {found.topology}")],
+        ui.indent([ui.Table(frontier_rows(found), "<<<>>>><", spare=(2, 1)), mesh]),
+        ui.indent([f"the KV cache of a prompt takes {fmt.seconds(transfer)} between slices"]),
+        ui.closing(verdict, next_command),
+    )
+
+
+def frontier_plot(found: ServingFrontier) -> draw.Plot:
+    """Return each mode as a line of dots: TPOT across, output tokens/s of a chip up."""
+    curves = []
+    for color, mode in (("measured", "interleaved"), ("expected", "disaggregated")):
+        own = [point for point in found.points if point.mode == mode]
+        places = tuple((point.tpot_s * 1e3, point.output_tokens_per_s_chip) for point in own)
+        curves.append(draw.Curve(mode, color, places, dots=True))
+    x, y = zip(*(place for curve in curves for place in curve.points), strict=True)
+    flags = []
+    if found.best is not None:
+        best = found.points[found.best]
+        place = best.tpot_s * 1e3, best.output_tokens_per_s_chip
+        flags = [draw.Flag("meets the wishes", "measured", *place)]
+    return draw.Plot(
+        x=draw.logarithmic(x, 1.1), y=draw.from_zero(y), x_name="milliseconds between tokens",
+        y_name="output tokens/s per chip", show_x=lambda value: f"{value:.3g}", show_y=fmt.scaled,
+        curves=curves, flags=flags,
+    )  # fmt: skip
+
+
+def load_screen(name: str, load: ServingLoad, next_command: str) -> ui.Screen:
+    """Return what requests see that arrive at random."""
+    rows: list[ui.Row] = [("", "mean", "p50", "p95", "p99")]
+    for label, found in (("TTFT", load.ttft_s), ("of it waiting", load.waits_s),
+                         ("TPOT", load.tpot_s)):  # fmt: skip
+        values = (found.mean, found.p50, found.p95, found.p99)
+        rows.append((label, *(fmt.seconds(value) for value in values)))
+    what = (
+        f"{fmt.count(load.requests)} requests, {load.arrivals}, {load.requests_per_s:.3g} a second"
+    )
+    most = fmt.counted(load.most_in_work, "request")
+    work = f"steps for {fmt.percent(load.busy)} of the time, at most {most} in work"
+    verdict = f"Half of the requests wait {fmt.seconds(load.ttft_s.p50)} for the first token."
+    return ui.screen(
+        [ui.heading(f"{name}: {what}")],
+        ui.indent([ui.Table(rows)]),
+        ui.indent([work]),
+        ui.closing(verdict, next_command),
+    )  # fmt: skip
 
 
 def serving_explain_screen(sheet: ServingExplanation, next_command: str) -> ui.Screen:

@@ -16,10 +16,9 @@ from orchestrator.evidence.explain.formula import (
 from orchestrator.formatting import HOUR_S
 from orchestrator.serving import step
 from orchestrator.serving.layout import STORED_BYTES, Serving, decode, prefill
-from orchestrator.serving.meshes import layouts
-from orchestrator.serving.planner import mix_of
+from orchestrator.serving.planner import layout_of, mix_of
 from orchestrator.values.codec import Value
-from orchestrator.values.serving import ServingMesh, ServingPlan, ServingSpec
+from orchestrator.values.serving import ServingPlan, ServingSpec
 
 _SCHEMA = 1
 _SOURCE = "serving-runs"
@@ -81,17 +80,6 @@ def quoted(plan: ServingPlan | None = None) -> tuple[QuotedFigures, ...]:
         if own:
             found.append(QuotedFigures(title=question.title, figures=tuple(own)))
     return tuple(found)
-
-
-def layout_of(plan: ServingPlan) -> Serving:
-    """Return the layout of a plan, on its best placement."""
-    chip = catalog.chip_of(plan)
-    found = layouts(
-        chip, catalog.topology(chip, plan.topology), plan.serve.model, plan.serve.weights,
-        plan.serve.kv_cache, ServingMesh(**plan.mesh),
-    )  # fmt: skip
-    assert found is not None
-    return found
 
 
 def _inputs(spec: ServingSpec, plan: ServingPlan, layout: Serving) -> Iterator[Input]:
