@@ -85,9 +85,12 @@ def engines() -> tuple[str, ...]:
 
 
 def constants_of(engine: str, chip: str) -> ServingConstants:
-    """Return the constants of an engine on a chip; those of any engine where none is published."""
+    """Return the constants of an engine on a chip: of the engine by itself where no run on the chip
+    is published, and of any engine where none is.
+    """
     table = learned().constants
-    found = table.get(engine, {}).get(chip)
+    own = table.get(engine, {})
+    found = own.get(chip, own.get(ANY_ENGINE))
     spread = learned().spread["known"]
     if found is None or engine == ANY_ENGINE:
         others = table[ANY_ENGINE]

@@ -287,10 +287,11 @@ def learn(path: Path = SERVING) -> dict[str, Any]:
     pairs = sorted({(run.engine, run.chip) for run in usable if run.tpot_limit_s is None})
     chips = [*sorted({chip for _, chip in pairs}), ""]
     table: dict[str, dict[str, dict[str, float | int]]] = {}
-    for engine, chip in [*pairs, *((ANY_ENGINE, chip) for chip in chips)]:
+    everywhere = [(engine, "") for engine in sorted({engine for engine, _ in pairs})]
+    for engine, chip in [*pairs, *everywhere, *((ANY_ENGINE, chip) for chip in chips)]:
         own = _constants(made.logs(engine, chip)[:, None])
         values = {name: float(f"{getattr(own, name).item():.4g}") for name in _NAMES}
-        runs = {run.id for run in usable if (run.engine, run.chip) == (engine, chip)}
+        runs = {run.id for run in usable if run.engine == engine and chip in ("", run.chip)}
         table.setdefault(engine, {})[chip or ANY_ENGINE] = {"runs": len(runs)} | values
     versions = {name: round(exp(value), 3) for name, value in made.versions.items()}
     baseline = _best_shares(figures)
