@@ -45,6 +45,14 @@ if TYPE_CHECKING:
     from orchestrator.run.runs import runs as runs
     from orchestrator.run.runs import status as status
     from orchestrator.run.runs import studies as studies
+    from orchestrator.run.serving import explain_serving as explain_serving
+    from orchestrator.run.serving import is_serving as is_serving
+    from orchestrator.run.serving import load_serving as load_serving
+    from orchestrator.run.serving import plan_serving as plan_serving
+    from orchestrator.run.serving import score_serving as score_serving
+    from orchestrator.run.serving import serving_frontier as serving_frontier
+    from orchestrator.run.serving import serving_load as serving_load
+    from orchestrator.run.serving import serving_offers as serving_offers
     from orchestrator.run.specs import create_spec as create_spec
     from orchestrator.run.specs import deadline_odds as deadline_odds
     from orchestrator.run.specs import diff as diff
@@ -62,6 +70,7 @@ if TYPE_CHECKING:
     from orchestrator.run.submit import resume as resume
     from orchestrator.run.submit import submit as submit
     from orchestrator.show.pages import write_forecast as write_forecast
+    from orchestrator.show.pages import write_frontier as write_frontier
     from orchestrator.show.pages import write_offers as write_offers
     from orchestrator.show.pages import write_report as write_report
     from orchestrator.show.pages import write_schedule as write_schedule
@@ -77,11 +86,13 @@ _MODULES = {
     " prove_stages report score write_choice",
     "run.records": "sync ui",
     "run.runs": "cancel follow follow_logs logs remove runs status studies",
+    "run.serving": "explain_serving is_serving load_serving plan_serving score_serving"
+    " serving_frontier serving_load serving_offers",
     "run.specs": "create_spec deadline_odds diff is_study key_help known_proof line_cut load"
     " offers plan plans with_proof",
     "run.studies": "study submit_study",
     "run.submit": "resume submit",
-    "show.pages": "write_forecast write_offers write_report write_schedule",
+    "show.pages": "write_forecast write_frontier write_offers write_report write_schedule",
     "values.spec": "SubmitOptions",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}

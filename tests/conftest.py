@@ -19,6 +19,10 @@ from orchestrator.storage.bucket import Bucket
 from tests.bucket_server import BucketServer
 
 ROOT = Path(__file__).parent.parent
+# The shipped specs that say what to train; those of serving have tests of their own.
+TRAINING_SPECS = [
+    path for path in sorted((ROOT / "specs").glob("*.yaml")) if not path.stem.startswith("serve_")
+]
 GOLDEN = Path(__file__).parent / "golden"
 
 # A person's shell may name real clusters and servers. No test may reach them.

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator import catalog
+from orchestrator.catalog import serving
 from orchestrator.catalog.chips import Chip, Quantity
 from orchestrator.catalog.published import figures, goodput_runs, recovery
 from orchestrator.errors import NoSuchSlice, SpecError, UnknownName
@@ -56,6 +57,7 @@ PARAMETERS = {
     "mixtral-8x7b": 46_702_792_704,
     "mixtral-8x22b": 140_620_634_112,
     "qwen3-8b": 8_190_735_360,
+    "qwen3-32b": 32_762_123_264,
     "gemma3-27b": 27_009_346_304,  # as the text model of tests/huggingface_configs.py
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
@@ -330,7 +332,8 @@ def test_every_source_that_is_named_exists_and_every_one_that_exists_is_named() 
         named |= {chip.products.source} if chip.products else set()
     named |= {one.source for one in vars(recovery()).values()}
     named |= {one.source for one in goodput_runs()}
-    named |= {"published-runs", _CRITICAL_SOURCE, _ICI_RATE_SOURCE} | {
+    named |= {figure.source for figure in serving.figures()}
+    named |= {"published-runs", "serving-runs", _CRITICAL_SOURCE, _ICI_RATE_SOURCE} | {
         figure.source for figure in figures()
     }
     assert named == catalog.sources().keys()

@@ -22,10 +22,10 @@ from orchestrator.interop.kubernetes import _KINDS, manifests
 from orchestrator.reading.examples import spec_text
 from orchestrator.values.plan import Plan
 from orchestrator.values.spec import Spec
-from tests.conftest import RunOrch
+from tests.conftest import TRAINING_SPECS, RunOrch
 
 ROOT = Path(__file__).parents[1]
-SPECS = sorted((ROOT / "specs").glob("*.yaml"))
+SPECS = TRAINING_SPECS
 TINY = ROOT / "specs/tiny_2pod.yaml"
 DEFINITIONS = ROOT.parent / "shared/crd"
 FILES = {"RayCluster": "raycluster.v1", "RayJob": "rayjob.v1", "JobSet": "jobset.v1alpha2"}

@@ -11,9 +11,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.conftest import ROOT, RunOrch
+from tests.conftest import ROOT, TRAINING_SPECS, RunOrch
 
-SPECS = sorted((ROOT / "specs").glob("*.yaml"))
+SPECS = TRAINING_SPECS
 MODELINE = "# yaml-language-server: $schema="
 DAYS = re.compile(r"(\d+) days at best.*?, (\d+) without overlap, about (\d+) expected")
 

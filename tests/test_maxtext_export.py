@@ -22,9 +22,9 @@ from orchestrator.interop.maxtext.used_keys import UsedKeys
 from orchestrator.reading.examples import yaml_text
 from orchestrator.values.model import LatentDimensions, RopeScaling
 from orchestrator.values.plan import Plan
-from tests.conftest import ROOT, RunOrch
+from tests.conftest import ROOT, TRAINING_SPECS, RunOrch
 
-SPECS = sorted((ROOT / "specs").glob("*.yaml"))
+SPECS = TRAINING_SPECS
 # MaxText has neither fewer heads than parts, nor our token sets, nor such a mixture.
 REFUSED = {
     "llama3_405b_8pod": {"resources.mesh.tensor"},

@@ -21,10 +21,10 @@ from orchestrator.processes import emulated_devices
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
 from orchestrator.values.spec import CheckpointOptions, MeshRequest, Pods, Spec
-from tests.conftest import ROOT
+from tests.conftest import ROOT, TRAINING_SPECS
 from tests.example_specs import TINY, spec_of
 
-SHIPPED = sorted((ROOT / "specs").glob("*.yaml"))
+SHIPPED = TRAINING_SPECS
 
 
 @cache

@@ -45,10 +45,10 @@ from orchestrator.show.terminal import CommandResult, say, show_result
 from orchestrator.values.model import Model
 from orchestrator.values.plan import Plan
 from orchestrator.values.spec import TensorTreatments
-from tests.conftest import GOLDEN, ROOT, HoldGolden
+from tests.conftest import GOLDEN, ROOT, TRAINING_SPECS, HoldGolden
 from tests.example_specs import spec_of
 
-SHIPPED = sorted((ROOT / "specs").glob("*.yaml"))
+SHIPPED = TRAINING_SPECS
 DETAILS: tuple[Detail, ...] = ("brief", "usual", "full")
 STUDIES = sorted((ROOT / "specs/studies").glob("*.yaml"))
 

@@ -29,7 +29,7 @@ from orchestrator.run.specs import plan
 from orchestrator.values.plan import Plan
 from tests.bench import score_table
 from tests.bench.marked_block import with_block
-from tests.conftest import ROOT, RunOrch
+from tests.conftest import TRAINING_SPECS, RunOrch
 from tests.score_rows import LLAMA, ROWS, UNSEEN, write_rows
 
 
@@ -148,7 +148,7 @@ def test_no_shipped_spec_contradicts_a_published_run() -> None:
     """
     samples = [*_published()[0], *_published_others()[0], *scorable(read(UNSEEN))[0]]
     compared = 0
-    for path in sorted((ROOT / "specs").glob("*.yaml")):
+    for path in TRAINING_SPECS:
         spec = load(path)
         if spec.experiment.stages:
             continue

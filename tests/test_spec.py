@@ -29,7 +29,7 @@ from orchestrator.values.spec import (
     Spec,
     TrackingOptions,
 )
-from tests.conftest import ROOT
+from tests.conftest import ROOT, TRAINING_SPECS
 from tests.spec_texts import COMPLETE, MINIMAL, load_text, problems_of, write
 
 SHAPE = (
@@ -259,7 +259,7 @@ def test_problems_are_errors_of_the_spec() -> None:
 # --- what ships
 
 
-SHIPPED = sorted((ROOT / "specs").glob("*.yaml"))
+SHIPPED = TRAINING_SPECS
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

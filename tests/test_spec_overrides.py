@@ -12,7 +12,7 @@ from orchestrator.reading.examples import create
 from orchestrator.reading.load import load
 from orchestrator.reading.problems import Problem
 from orchestrator.values.spec import MeshRequest, Pods
-from tests.conftest import ROOT, HoldGolden, RunOrch
+from tests.conftest import TRAINING_SPECS, HoldGolden, RunOrch
 from tests.spec_texts import COMPLETE, MINIMAL, load_text, problems_of, write
 
 
@@ -166,7 +166,7 @@ CHANGES = (
     ("experiment.data=kind: synthetic", "run.checkpoint.every=7", "run.checkpoint.every=null"),
     ("run.secrets=[HF_TOKEN, OTHER]", "run.secrets.0=FIRST"),
 )
-TEXTS = {path.stem: path for path in sorted((ROOT / "specs").glob("*.yaml"))}
+TEXTS = {path.stem: path for path in TRAINING_SPECS}
 
 
 @pytest.mark.parametrize("overrides", CHANGES, ids=lambda changes: changes[0])

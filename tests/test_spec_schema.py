@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 from orchestrator import catalog
 from orchestrator.network.rematerialization import POLICIES
 from orchestrator.processes import resource
-from orchestrator.reading.examples import _SCHEMA, _STUDY_SCHEMA, _write_schema
+from orchestrator.reading.examples import _SCHEMA, _SERVING_SCHEMA, _STUDY_SCHEMA, _write_schema
 from orchestrator.reading.expectations import example
 from orchestrator.reading.schema import (
     Schema,
@@ -25,7 +25,7 @@ from orchestrator.reading.schema import (
     spec_schema,
 )
 from orchestrator.values.spec import Optimizer, Spec, TensorTreatments
-from tests.conftest import ROOT
+from tests.conftest import ROOT, TRAINING_SPECS
 from tests.spec_texts import COMPLETE, MINIMAL
 
 VALIDATOR = Draft202012Validator(spec_schema())
@@ -127,7 +127,7 @@ def test_it_is_generated_from_the_types() -> None:
     assert [*tensors["properties"]] == [one.name for one in fields(TensorTreatments)]
 
 
-@pytest.mark.parametrize("name", [_SCHEMA, _STUDY_SCHEMA])
+@pytest.mark.parametrize("name", [_SCHEMA, _STUDY_SCHEMA, _SERVING_SCHEMA])
 def test_the_shipped_file_is_what_is_generated(
     name: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
@@ -156,7 +156,7 @@ def test_every_key_has_an_example() -> None:
             assert found is not None or schema.get("title") == "text", path
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "specs").glob("*.yaml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", TRAINING_SPECS, ids=lambda p: p.stem)
 def test_editors_accept_the_shipped_specs(path: Path) -> None:
     """What loads here shows no error in an editor that has the contract."""
     loaded = yaml.load(path.read_text(encoding="utf-8"), Loader=EditorLoader)

@@ -14,6 +14,7 @@ from orchestrator.planning.offers import PlanWithOdds
 from orchestrator.planning.plan_warnings import make_warning
 from orchestrator.reading.load import missing_inputs
 from orchestrator.run.progress import interruptible, offer_command, spec_command, stage_option
+from orchestrator.serving.cheapest import ServingOffer
 from orchestrator.show.parts import Detail
 from orchestrator.show.plan_screen import plan_screen, stages_screen
 from orchestrator.show.terminal import CommandResult, show_result
@@ -24,6 +25,8 @@ _ONE_SPEC = "the plan of one spec"
 _CHOSEN_SLICES = "the plan of chosen slices"
 # The most priced candidates of a plan for which changes that may cut its lines are planned too.
 _QUICK: dict[Detail, float] = {"brief": 0, "usual": 1_500, "full": math.inf}
+_OF_TRAINING = ("--alternatives", "--profile", "--stage")
+_OF_SERVING = ("--frontier", "--load")
 _OFFER_OPTIONS = ("by", "budget", "chips", "prices", "html")
 
 
@@ -44,6 +47,8 @@ _OFFER_OPTIONS = ("by", "budget", "chips", "prices", "html")
 @click.option("--budget", metavar="DOLLARS", help="Offers that cost at most 2M, or 500k.")
 @click.option("--chips", metavar="NAMES", help="Offers of these chips: v5e,v6e,v5p,tpu7x.")
 @click.option("--prices", metavar="KIND", help="on-demand, reserved, spot, or a file of yours.")
+@click.option("--frontier", is_flag=True, help="Serving: throughput against latency.")
+@click.option("--load", metavar="KIND", help="Serving: simulate poisson, bursts, or a trace.csv.")
 @click.option("--html", type=shared.FILE, metavar="FILE", help="Also a page of offers or a study.")
 @interruptible("planning")
 def plan_command(
@@ -55,6 +60,8 @@ def plan_command(
     every trial and show the predicted scaling, with --html as a picture; exit 2 if a trial has no
     plan. With --stage, plan one stage of a spec.
 
+    With a serving spec, plan how it is served: latency, throughput and price.
+
     With --by, --budget, --chips or --prices, or with resources.topology: auto, show which slices to
     rent: days, dollars and odds of each.
 
@@ -63,6 +70,7 @@ def plan_command(
       orch plan specs/llama3_70b_4pod.yaml --set resources.pods=2 --alternatives 5
       orch plan specs/llama3_70b_1pod.yaml specs/llama3_70b_4pod.yaml
       orch plan specs/studies/llama3_70b_pods.yaml --html scaling.html
+      orch plan specs/serve_llama3_70b_v5e.yaml
       orch plan my-h200.yaml --profile 3f9a1c07
       orch plan specs/llama3_70b_4pod.yaml --by 30d --budget 50M --chips v5p,tpu7x
     """
@@ -77,6 +85,8 @@ def plan_command(
         from orchestrator.show.plan_diff_screen import plan_diff_screen  # noqa: PLC0415  few are
 
         result = CommandResult(found, lambda: plan_diff_screen(found, following))
+    elif orch.is_serving(spec):
+        result = _serving(spec, overrides, detail or "usual", typed)
     elif orch.is_study(spec):
         refuse_options(typed | {"--html": None}, _ONE_SPEC)
         # Heavy to import, and few plans are of studies.
@@ -91,6 +101,7 @@ def plan_command(
             study, lambda: forecast_screen(study, after), exit_code=code, written=page
         )
     else:
+        refuse_options({name: typed[name] for name in _OF_SERVING}, "a serving spec")
         loaded = orch.load(spec, overrides)
         asked = {name: options[name] for name in _OFFER_OPTIONS}
         if loaded.resources.has_open_topology or any(one is not None for one in asked.values()):
@@ -135,6 +146,55 @@ def _plans(
         return plan_screen(first, following, proof, others, detail, odds[0], cut)
 
     return CommandResult(values if more else values[0], screens)
+
+
+def _serving(
+    path: Path, overrides: tuple[str, ...], detail: Detail, typed: dict[str, Any]
+) -> CommandResult:
+    """Show the plan of a serving spec, its frontier, its load, or slices to choose from."""
+    refuse_options({name: typed[name] for name in _OF_TRAINING}, "the plan of a training")
+    # Heavy to import, and few plans are of serving.
+    from orchestrator.show.serving_screen import (  # noqa: PLC0415
+        frontier_screen,
+        load_screen,
+        serving_offers_screen,
+        serving_screen,
+    )
+
+    planning, page = spec_command("plan", path, overrides), typed["--html"]
+    if typed["--frontier"]:
+        points = orch.serving_frontier(path, overrides)
+        written = orch.write_frontier(points, page) if page else None
+        return CommandResult(points, lambda: frontier_screen(points, planning), written=written)
+    refuse_options({"--html": page}, "--frontier, offers of a training, or a study")
+    if typed["--load"]:
+        seen = orch.serving_load(path, overrides, arrivals=typed["--load"])
+        return CommandResult(seen, lambda: load_screen(path.stem, seen, planning))
+    asked = {name: typed[f"--{name}"] for name in ("by", "budget", "chips", "prices")}
+    loaded = orch.load_serving(path, overrides)
+    if loaded.resources.has_open_topology or any(value is not None for value in asked.values()):
+        found = orch.serving_offers(loaded, **asked)
+        best = found.cheapest
+        to_take = offer_command(path, overrides, _taken(best)) if best else None
+        return CommandResult(
+            found,
+            lambda: serving_offers_screen(found, to_take, detail),
+            exit_code=0 if best else SpecError.exit_code,
+        )
+    plan = orch.plan_serving(loaded)
+    following = spec_command("explain", path, overrides)
+    return CommandResult(plan, lambda: serving_screen(plan, following, detail))
+
+
+def _taken(offer: ServingOffer) -> tuple[str, ...]:
+    """Return the overrides that make a spec of an offer."""
+    engine = offer.plan.serve.engine if offer.plan else ""
+    return (
+        f"resources.chip={offer.chip}",
+        f"resources.topology={offer.topology}",
+        f"resources.replicas={offer.replicas}",
+        f"serve.engine={engine}",
+    )
 
 
 def _with_known_proof(plan: Plan) -> tuple[Plan, str]:

@@ -39,6 +39,17 @@ def explain_command(
 
     Example: orch explain specs/llama3_405b_8pod.yaml --mfu 0.45
     """
+    if orch.is_serving(spec):
+        refuse_options({"--stage": stage}, "a spec with stages")
+        # Few derivations are of serving.
+        from orchestrator.show.serving_screen import serving_explain_screen  # noqa: PLC0415
+
+        sheet, planning = (
+            orch.explain_serving(spec, overrides),
+            spec_command("plan", spec, overrides),
+        )
+        show(sheet, lambda: serving_explain_screen(sheet, planning), as_json=as_json)
+        return
     found = orch.explain(spec, overrides, mfu=mfu, stage=stage)
     following = spec_command("plan", spec, overrides, *stage_option(stage))
     show(found, lambda: explain_screen(found, following), as_json=as_json)
@@ -163,18 +174,32 @@ def _exit_code(*proofs: Proof) -> int:
     "--without", type=click.Choice(["document", "group", "software"]),
     help="Learn anew without each document, source and chip, or software; score what was left out.",
 )  # fmt: skip
+@click.option(
+    "--kind", type=click.Choice(["training", "serving"]),
+    help="Which of the project's runs, without RUNS.csv.  [default: training]",
+)  # fmt: skip
 @shared.JSON
 @interruptible("scoring")
 def score_command(
-    runs: Path | None, without: Literal["document", "group", "software"] | None, as_json: bool
-) -> None:
+    runs: Path | None, without: Literal["document", "group", "software"] | None,
+    kind: str | None, as_json: bool,
+) -> None:  # fmt: skip
     """Compare forecasts with published runs. Each run is planned as it ran.
 
     RUNS.csv has the columns of the project's own file, which is the default. A row that cannot be
-    planned or converted is listed with its reason and counts in no figure.
+    planned or converted is listed with its reason and counts in no figure. A file with the columns
+    of serving_runs.csv is about serving.
 
     Example: orch score my-runs.csv --without document
     """
+    if kind == "serving" or (kind is None and runs and orch.is_serving(runs)):
+        # Few scores are of serving.
+        from orchestrator.show.serving_screen import serving_score_screen  # noqa: PLC0415
+
+        served = orch.score_serving(runs, without=without)
+        other = "orch score --kind serving" + ("" if without else " --without document")
+        show(served, lambda: serving_score_screen(served, other), as_json=as_json)
+        return
     found = orch.score(runs, without=without)
     following = "orch score" if without else "orch score --without document"
     show(found, lambda: score_screen(found, following), as_json=as_json)

@@ -84,7 +84,7 @@ def check(spec: SpecInstance) -> None:
             near = max(n for n in range(1, ways) if wrong[0] % n == 0)
             message = f"is {ways}, must divide the number of pods, also the fewest: {wrong[0]}"
             spec.report(key, "pods-not-divisible", message, f"for example {near}")
-    _check_model(spec)
+    check_model(spec, "experiment.model")
     _check_stages(spec)
 
 
@@ -177,8 +177,9 @@ def check_topology(spec: SpecInstance, chip: Chip) -> None:
         spec.report("resources.topology", code, message, error.help, topology=topology)
 
 
-def _check_model(spec: SpecInstance) -> None:
-    key, model = "experiment.model", spec["experiment.model"]
+def check_model(spec: SpecInstance, key: str) -> None:
+    """Report what is wrong with the shape of the model under a key."""
+    model = spec[key]
     sizes = [spec[f"{key}.{name}"] for name in SHAPE_KEYS]
     _report(spec, key, shape_faults(*sizes))
     if not isinstance(model, dict):

@@ -19,7 +19,7 @@ from orchestrator.reading import nodes
 from orchestrator.reading import schema as schemas
 from orchestrator.reading.checks import SCHEDULE, SECTIONS
 from orchestrator.reading.expectations import is_legal, must
-from orchestrator.reading.load import files_named, load
+from orchestrator.reading.load import files_named, is_serving, load
 from orchestrator.reading.nodes import NO_NAMES, NULLS, ambiguous
 from orchestrator.reading.problems import SpecText
 from orchestrator.storage.addresses import is_address
@@ -27,6 +27,7 @@ from orchestrator.values.model import Model
 from orchestrator.values.spec import Pods, Spec, TrainingStage
 
 _SCHEMA, _STUDY_SCHEMA = ".orch/spec.schema.json", ".orch/study.schema.json"
+_SERVING_SCHEMA = ".orch/serving.schema.json"
 _HEAD = re.compile(r"^# yaml-language-server:.*\n")
 _LINE = 10_000  # a text is never wrapped
 _COMPUTED_KEYS = ("chip_definition", "overrides")
@@ -111,7 +112,8 @@ def _written(key: str, value: Any) -> Any:
 def examples() -> dict[str, str]:
     """Return the examples by name, each with the first sentence of its opening comment."""
     summaries = {}
-    for path in sorted(resource("examples").glob("*.yaml")):
+    paths = resource("examples").glob("*.yaml")
+    for path in sorted(path for path in paths if not is_serving(path)):
         lines = path.read_text(encoding="utf-8").splitlines()[1:]
         opening = " ".join(line.strip("# ") for line in takewhile(lambda line: line != "#", lines))
         summaries[path.stem] = opening.removesuffix(".")
@@ -167,7 +169,12 @@ def _changed(source: Path, path: Path, base: Path, overrides: Sequence[str]) -> 
 
 
 def _write_schema(folder: Path) -> None:
-    for name, schema in {_SCHEMA: schemas.spec_schema, _STUDY_SCHEMA: schemas.study_schema}.items():
+    written = {
+        _SCHEMA: schemas.spec_schema,
+        _STUDY_SCHEMA: schemas.study_schema,
+        _SERVING_SCHEMA: schemas.serving_schema,
+    }
+    for name, schema in written.items():
         file = folder / name
         file.parent.mkdir(exist_ok=True)
         file.write_text(schemas.schema_text(schema()), encoding="utf-8")

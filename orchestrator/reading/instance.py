@@ -164,7 +164,8 @@ class SpecInstance:
             yield _illegal(path, here)
 
     def _unknown(self, path: KeyPath, known: list[str]) -> _Located:
-        in_spec = self.fields[()].schema is not schemas.chip_schema()
+        root = self.fields[()].schema
+        in_spec = root is not schemas.chip_schema() and root is not schemas.serving_schema()
         hint: str | Correction = expectations.key_suggestion(str(path[-1]), known, in_spec=in_spec)
         if path in _REMOVED:
             hint = "docs/studies.md shows random values and early stops with Optuna"

@@ -25,7 +25,7 @@ from orchestrator.values.spec import AUTO_TOPOLOGY, Spec
 
 _T = TypeVar("_T")
 _EXAMPLE = "for example --set experiment.batch.sequences=2048"
-_CONFIG, _CHIP_FILE = "experiment.model.huggingface", "resources.chip.file"
+_CHIP_FILE = "resources.chip.file"
 _START = "experiment.start.huggingface"
 
 
@@ -44,6 +44,10 @@ def load(path: Path | SpecText, overrides: Sequence[str] = (), folder: Path | No
             message = "makes it a study, must be a spec"
             hint = "orch plan, orch submit and orch report take studies"
             raise SpecProblems([study.key_place.problem("is-a-study", "study", message, hint)])
+        if serve := root.entries.get("serve"):
+            message = "makes it a serving spec, must be a spec of training"
+            hint = "orch plan and orch explain take serving specs"
+            raise SpecProblems([serve.key_place.problem("is-serving", "serve", message, hint)])
         if vary := root.entries.get("vary"):
             message = "belongs to a study, must be below study"
             hint = "for example study: {kind: sweep, base: my-run.yaml, vary: ...}"
@@ -60,11 +64,20 @@ def model_command(config: str) -> str:
 
 def is_study(path: Path) -> bool:
     """Return whether a file is a study; one that cannot be read is for the loader to refuse."""
+    return _has_section(path, "study")
+
+
+def is_serving(path: Path) -> bool:
+    """Return whether a file is a serving spec; the loader refuses one that cannot be read."""
+    return _has_section(path, "serve")
+
+
+def _has_section(path: Path, section: str) -> bool:
     try:
         root, _ = nodes.parse(nodes.read(path))
     except SpecProblems:
         return False
-    return isinstance(root, Mapping) and "study" in root.entries
+    return isinstance(root, Mapping) and section in root.entries
 
 
 def spec_of(
@@ -73,6 +86,26 @@ def spec_of(
     """Return the spec of nodes, whose paths are relative to the folder, or raise `SpecProblems`."""
     file = SpecInstance(root, schemas.spec_schema())
     check(file)
+    chip, definition, model, elsewhere = chip_and_model(file, folder, "experiment.model")
+    if everything := [*problems, *file.problems, *elsewhere]:
+        raise SpecProblems(everything)
+    assert chip is not None
+    file.values["resources"] |= {"chip": chip.name, "chip_definition": definition}
+    spec = _spec(file.values, model_values(model), overrides)
+    # Hosts that train find the files that this machine lacks, and those in buckets.
+    if wrong := [*_position_problems(spec, file)]:
+        raise SpecProblems(wrong)
+    if wrong := [*_start_problems(spec, file, folder)] or [*_data_problems(spec, file, folder)]:
+        raise SpecProblems(wrong)
+    return spec
+
+
+def chip_and_model(
+    file: SpecInstance, folder: Path, key: str
+) -> tuple[Chip | None, dict[str, Any] | None, Any, list[Problem]]:
+    """Return the chip, its definition where it is not of the catalog, and the model under a key, or
+    what is wrong with the files that they name. What is wrong in the file itself is reported there.
+    """
     named, chip, definition = file["resources.chip"], None, None
     elsewhere: list[Problem] = []  # problems of the files that the spec names
     if isinstance(named, str):
@@ -82,26 +115,26 @@ def spec_of(
         chip, definition = found or (None, None)
     if chip:
         check_topology(file, chip)
-    model = file["experiment.model"]
+    model = file[key]
     if isinstance(model, dict) and "huggingface" in model:
         name = model.get("name")
         model, wrong = _named_file(
-            file, _CONFIG, lambda path: huggingface.model_of(folder / path, name)
+            file, f"{key}.huggingface", lambda path: huggingface.model_of(folder / path, name)
         )
         elsewhere = [*wrong, *elsewhere]
-    if everything := [*problems, *file.problems, *elsewhere]:
-        raise SpecProblems(everything)
-    assert chip is not None
-    if isinstance(model, str):
+    if isinstance(model, str) and model in catalog.models():
         model = catalog.model(model)
-    file.values["resources"] |= {"chip": chip.name, "chip_definition": definition}
-    spec = _spec(file.values, msgspec.to_builtins(model), overrides)
-    # Hosts that train find the files that this machine lacks, and those in buckets.
-    if wrong := [*_position_problems(spec, file)]:
-        raise SpecProblems(wrong)
-    if wrong := [*_start_problems(spec, file, folder)] or [*_data_problems(spec, file, folder)]:
-        raise SpecProblems(wrong)
-    return spec
+    return chip, definition, model, elsewhere
+
+
+def model_values(model: Any) -> dict[str, Any]:
+    """Return a model's keys with its name, and the two sizes that follow from latent attention."""
+    keys: dict[str, Any] = msgspec.to_builtins(model)
+    name = schemas.default_of(schemas.schema_field("experiment", "model", "name"))
+    if latent := keys.get("latent"):
+        head_dim = latent["nope_dim"] + latent["rope_dim"]
+        keys = {"kv_heads": keys["heads"], "head_dim": head_dim} | keys
+    return {"name": name, **keys}
 
 
 def _named_file(
@@ -122,12 +155,7 @@ def _named_file(
 def _spec(values: dict[str, Any], model: dict[str, Any], overrides: tuple[str, ...]) -> Spec:
     """Return legal values as a Spec, with what the file abbreviates written out."""
     experiment, resources = dict(values["experiment"]), dict(values["resources"])
-    name = schemas.default_of(schemas.schema_field("experiment", "model", "name"))
-    experiment["model"] = {"name": name, **model}
-    if latent := model.get("latent"):  # two sizes follow from it
-        head_dim = latent["nope_dim"] + latent["rope_dim"]
-        sizes = {"kv_heads": model["heads"], "head_dim": head_dim}
-        experiment["model"] = sizes | experiment["model"]
+    experiment["model"] = model
     if "stages" in experiment:  # the experiment's own sections are those of the first
         stages = written_out(experiment)
         experiment |= {name: stages[0][name] for name in SECTIONS} | {"stages": stages}

@@ -8,10 +8,12 @@ from fractions import Fraction
 from pathlib import Path
 
 from orchestrator import catalog
+from orchestrator.catalog.chips import Chip
 from orchestrator.errors import SpecError
 from orchestrator.planning.offers import OfferRequest
 from orchestrator.reading.nodes import NUMBER, Mapping, Scalar, parse, read
 from orchestrator.reading.problems import SpecProblems
+from orchestrator.values.serving import ServingResources
 from orchestrator.values.spec import Resources
 
 _DAYS = {"h": Fraction(1, 24), "d": Fraction(1), "w": Fraction(7)}
@@ -48,10 +50,23 @@ def offer_request(
     """Return the request. A stated price is for the spec's chip, if its topology is open."""
     names = _wanted_chips(chips) if chips is not None else _chips_of(resources)
     kind = prices or "on-demand"
+    known = {name: catalog.chip(name) for name in names if name != resources.chip}
+    if resources.chip in names:
+        known[resources.chip] = catalog.chip_of(resources)
+    return OfferRequest(
+        by_days=_days_until(by, today),
+        budget_dollars=_dollars_of(budget),
+        chips=names,
+        prices=kind,
+        dollars_per_chip_hour=_prices_of(kind, known, resources, is_stated=prices is not None),
+    )
+
+
+def _prices_of(
+    kind: str, known: dict[str, Chip], resources: Resources | ServingResources, *, is_stated: bool
+) -> dict[str, float]:
+    """Return the dollars of an hour of each chip: of a kind, of a file, or stated by the spec."""
     if kind in _FIELDS:
-        known = {name: catalog.chip(name) for name in names if name != resources.chip}
-        if resources.chip in names:
-            known[resources.chip] = catalog.chip_of(resources)
         quantities = {name: getattr(chip, _FIELDS[kind]) for name, chip in known.items()}
         per_hour = {name: quantity.value for name, quantity in quantities.items() if quantity}
     elif Path(kind).exists():
@@ -59,14 +74,41 @@ def offer_request(
     else:
         must = f"{', '.join(_FIELDS)}, or a YAML file with your prices"
         raise WrongOption("--prices", kind, must)
-    if prices is None and resources.dollars_per_chip_hour is not None:
+    if not is_stated and resources.dollars_per_chip_hour is not None:
         per_hour[resources.chip] = resources.dollars_per_chip_hour
+    return {name: per_hour[name] for name in known if name in per_hour}
+
+
+def serving_request(
+    resources: ServingResources,
+    *,
+    by: str | float | datetime.date | None,
+    budget: str | float | None,
+    chips: str | Sequence[str] | None,
+    prices: str | None,
+    today: datetime.date,
+) -> OfferRequest:
+    """Return the request of a serving spec: of the chips named, of its own where only its topology
+    is open, or of all. GPUs are among them.
+    """
+    asked = by is not None or budget is not None or prices is not None
+    names = catalog.chips() if asked else (resources.chip,)
+    if chips is not None:
+        listed = chips.split(",") if isinstance(chips, str) else list(chips)
+        names = tuple(dict.fromkeys(name.strip() for name in listed))
+        for name in set(names) - {*catalog.chips()}:
+            must = f"chips of the catalog: {', '.join(catalog.chips())}"
+            raise WrongOption("--chips", name or "empty", must)
+    kind = prices or "on-demand"
+    known = {name: catalog.chip(name) for name in names if name in catalog.chips()}
+    if resources.chip in names:
+        known[resources.chip] = catalog.chip_of(resources)
     return OfferRequest(
         by_days=_days_until(by, today),
         budget_dollars=_dollars_of(budget),
         chips=names,
         prices=kind,
-        dollars_per_chip_hour={name: per_hour[name] for name in names if name in per_hour},
+        dollars_per_chip_hour=_prices_of(kind, known, resources, is_stated=prices is not None),
     )
 
 

@@ -14,11 +14,13 @@ from msgspec import Meta
 
 from orchestrator import catalog
 from orchestrator.catalog.chips import Chip
+from orchestrator.catalog.serving import engines
 from orchestrator.network.rematerialization import POLICIES
 from orchestrator.reading.nodes import MOST, JsonScalar, Mapping, Node, SequenceNode
 from orchestrator.values import codec
 from orchestrator.values import spec as specs
 from orchestrator.values.model import Model
+from orchestrator.values.serving import LengthShare, ServingMesh, ServingSpec, Wish
 from orchestrator.values.spec import Spec
 
 Schema = dict[str, Any]
@@ -279,10 +281,46 @@ _NOTATIONS = {
     ),
 }
 
+_LATENCY = "^(?=.*[1-9])[0-9]{1,6}([.][0-9]{1,6})?(ms|s)$"
+
+
+def _latency(text: str) -> float:
+    return float(Fraction(text.rstrip("ms")) / (1000 if text.endswith("ms") else 1))
+
+
+# Those of a serving spec: some of the above, and its own.
+_SERVING_NOTATIONS = {
+    name: _NOTATIONS[name]
+    for name in ("count", "count_or_zero", "share", "topology", "axis", "chip", "model")
+} | {
+    "latency": _Notation(
+        (_form(str, pattern=_LATENCY),),
+        title="a time above 0 with its unit, such as 50ms or 2s",
+        meaning=_latency,
+    ),
+    "wish": _Notation(
+        (_form(str, pattern=_LATENCY), Wish),
+        title="a time such as 50ms or 2s, or a mapping {time, percentile}",
+        meaning=_latency,
+    ),
+    "lengths": _Notation(
+        (
+            _form(int, ge=1, le=MOST),
+            _form(str, pattern=_COUNT),
+            Annotated[tuple[LengthShare, ...], Meta(min_length=1, max_length=100)],
+        ),
+        title="a number of tokens, or a list of {tokens, share}",
+        meaning=_count,
+    ),
+    "engine": _Notation((engines(),)),
+    "serving_mesh": _Notation(((AUTO,), ServingMesh), written=lambda _: AUTO),
+}
+_ALL_NOTATIONS = _NOTATIONS | _SERVING_NOTATIONS
+
 
 def meaning(value: Any, schema: Schema) -> Any:
     """Return what a legal value of a field means, in base units, or raise `Misread`."""
-    notation = _NOTATIONS.get(str(schema.get("$ref", "")).removeprefix(_DEFS))
+    notation = _ALL_NOTATIONS.get(str(schema.get("$ref", "")).removeprefix(_DEFS))
     if notation is None or notation.meaning is None or not isinstance(value, str):
         return value
     return notation.meaning(value)
@@ -315,6 +353,11 @@ def study_schema() -> Schema:
 
 
 @cache
+def serving_schema() -> Schema:
+    return _document(ServingSpec, "serving", _SERVING_NOTATIONS)
+
+
+@cache
 def chip_schema() -> Schema:
     return _document(Chip, "chip", {})
 
@@ -329,7 +372,15 @@ def spec_validator() -> Draft202012Validator:
 
 
 def fits(value: Any, schema: Schema) -> bool:
+    name = str(schema.get("$ref", "")).removeprefix(_DEFS)
+    if name in _SERVING_NOTATIONS.keys() - _NOTATIONS.keys():  # whose parts a spec has not
+        return bool(_serving_validator().evolve(schema=schema).is_valid(value))
     return bool(spec_validator().evolve(schema=schema).is_valid(value))
+
+
+@cache
+def _serving_validator() -> Draft202012Validator:
+    return Draft202012Validator(serving_schema())
 
 
 def _document(root: type, name: str, notations: dict[str, _Notation]) -> Schema:
@@ -386,7 +437,7 @@ def _key(generated: Schema) -> Schema:
         schema = {key: schema[key] for key in ("description", "title", "examples") if key in schema}
         schema["$ref"] = _DEFS + generated["notation"]
         if "default" in generated:
-            default = _NOTATIONS[generated["notation"]].written(default)
+            default = _ALL_NOTATIONS[generated["notation"]].written(default)
     elif "$ref" in generated:
         default = None
     if "propertyNames" in schema:
@@ -409,7 +460,7 @@ def _key(generated: Schema) -> Schema:
 
 def definition(name: str) -> Schema:
     """Return a named part of a schema. No two schemas give a name to different parts."""
-    for schema in (spec_schema, chip_schema, study_schema):
+    for schema in (spec_schema, chip_schema, study_schema, serving_schema):
         if name in (parts := schema()["$defs"]):
             return resolved(parts[name])
     raise KeyError(name)

@@ -12,7 +12,9 @@ import msgspec
 
 from orchestrator.errors import CheckpointFailed, OrchError, SpecError, UnknownName
 from orchestrator.evidence.explain.formula import Explanation
+from orchestrator.evidence.explain.serving import ServingExplanation
 from orchestrator.evidence.score.samples import Score
+from orchestrator.evidence.score.serving import ServingScore
 from orchestrator.interop.kubernetes import ManifestKind, manifests
 from orchestrator.interop.maxtext.conversion import ImportedSpec, convert
 from orchestrator.interop.maxtext.exported_run import MaxTextRun, run_of
@@ -29,9 +31,17 @@ from orchestrator.reading.examples import spec_text
 from orchestrator.reading.huggingface import config_of, same_config
 from orchestrator.reading.load import places
 from orchestrator.reading.nodes import read
-from orchestrator.reading.schema import schema_text, spec_schema, study_schema
+from orchestrator.reading.schema import (
+    schema_text,
+    serving_schema,
+    spec_schema,
+    study_schema,
+)
 from orchestrator.run.progress import RUNS, Progress, TaskEnded, UnitsDone, silent
 from orchestrator.run.specs import SpecSource, loaded, planned
+from orchestrator.serving.cheapest import ServingOffers
+from orchestrator.serving.frontier import ServingFrontier
+from orchestrator.serving.load import ServingLoad
 from orchestrator.storage.addresses import folder as storage_folder
 from orchestrator.storage.addresses import input_path, stored_inputs
 from orchestrator.values import codec, run, study
@@ -39,6 +49,7 @@ from orchestrator.values.plan import ErrorReport, Plan
 from orchestrator.values.proof import Proof
 from orchestrator.values.report import Report
 from orchestrator.values.run import ExportedWeights, WeightsRequest, WeightsResult, WeightType
+from orchestrator.values.serving import ServingPlan
 
 _TASK = "weights"
 _COMMAND = (*MODULE, "trainers.huggingface.write")
@@ -212,6 +223,12 @@ _OUTPUTS: dict[str, tuple[type, str]] = {
     "scaling": (study.ScalingForecast, "orch plan STUDY --json, of pods or topologies"),
     "sweep": (study.SweepForecast, "orch plan STUDY --json, of a sweep"),
     "offers": (Offers, "orch plan SPEC --by WHEN --json"),
+    "serving-plan": (ServingPlan, "orch plan SPEC --json, of a serving spec"),
+    "serving-offers": (ServingOffers, "orch plan SPEC --budget DOLLARS --json, of serving"),
+    "serving-frontier": (ServingFrontier, "orch plan SPEC --frontier --json, of serving"),
+    "serving-load": (ServingLoad, "orch plan SPEC --load poisson --json, of serving"),
+    "serving-explanation": (ServingExplanation, "orch explain SPEC --json, of a serving spec"),
+    "serving-score": (ServingScore, "orch score --kind serving --json"),
     "explanation": (Explanation, "orch explain SPEC --json"),
     "proof": (Proof, "orch prove SPEC --json"),
     "proof-diff": (ProofDiff, "orch prove SPEC OTHER --json"),
@@ -235,10 +252,11 @@ _SPEC_NOTES = ("notation", "computed", "default", "examples", "title")
 
 
 def schema(name: str = "spec") -> str:
-    """Return the JSON Schema of a `spec`, a `study`, or a value that --json prints, as text."""
-    if name == "spec":
-        return schema_text(spec_schema())
-    return schema_text(study_schema() if name == "study" else _output_schema(name))
+    """Return the JSON Schema of a `spec`, a `serving` spec, a `study`, or of a value that --json
+    prints, as text.
+    """
+    files = {"spec": spec_schema, "serving": serving_schema, "study": study_schema}
+    return schema_text(files[name]() if name in files else _output_schema(name))
 
 
 def _output_schema(name: str) -> _Schema:

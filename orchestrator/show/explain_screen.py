@@ -1,6 +1,7 @@
 """Show an explanation: formulas with their numbers, published figures, the plan's differences."""
 
 import re
+from collections.abc import Sequence
 from decimal import Decimal
 from itertools import starmap
 from math import exp
@@ -59,7 +60,7 @@ def _answer_text(verdict: explained.Verdict) -> str:
 
 # A name, but neither a function nor the exponent of a number.
 _SYMBOL = re.compile(r"(?<![\w.])[A-Za-z_]\w*(?![\w(])")
-_PREFIXES, _SHORT = {"9": "G", "12": "T"}, {"3": "K", "6": "M"}
+_PREFIXES, _SHORT = {"3": "k", "6": "M", "9": "G", "12": "T"}, {"3": "K", "6": "M"}
 _NAMES = 32  # columns for the name of a line
 _MOST_RUNS = 10  # that are listed by name; more are counted
 
@@ -81,10 +82,6 @@ def explain_screen(sheet: explained.Explanation, next_command: str) -> ui.Screen
     if summary.forecast is not None:
         verdict = verdict_table(summary.forecast, summary.tokens, rows[1:])
         planned = f"planned {likely(summary.forecast.days, fmt.lasting)}"
-    inputs = [
-        (given.symbol, _number(given.value), given.meaning, f"[{given.source or 'spec'}]")
-        for given in sheet.inputs
-    ]
     # The differences between the derivation and the plan, or why nothing is planned.
     realized: list[ui.Part] = [_title("Where the realizable plan differs")]
     for about, *texts in difference_texts(sheet.differences) if sheet.differences else ():
@@ -92,27 +89,45 @@ def explain_screen(sheet: explained.Explanation, next_command: str) -> ui.Screen
         realized += map(_labelled, ("by hand", "plan", "why"), texts)
     if sheet.no_plan is not None:
         realized = [*sheet.no_plan.splitlines()]
-    published = []
-    for quotes in sheet.quotes:
-        title = _text("Published: ", quotes.title, style="bold")
-        published.append([title, *(part for figure in quotes.figures for part in _quote(figure))])
-    sources = (
-        _text(f"  [{source.key}] ", f"{source.title}; {source.where}; {source.date}", 6)
-        for source in sheet.sources
-    )
     mfu = _text("  MFU counts ", sheet.mfu_definition)
     return ui.screen(
         [_title(headline)],
         ui.indent([verdict]),
-        ["Inputs", *ui.indent([ui.Table(inputs, "<><<")]), mfu],
-        *map(_section, sheet.sections),
-        *published,
+        [*inputs_table(sheet.inputs), mfu],
+        *map(section_parts, sheet.sections),
+        *published_parts(sheet.quotes),
         realized,
         _expected(sheet.expectation) if sheet.expectation else [],
-        _section(sheet.goodput) if sheet.goodput else [],
-        [_title("Sources"), *sources],
+        section_parts(sheet.goodput) if sheet.goodput else [],
+        sources_parts(sheet.sources),
         [_title(f"Answer: {by_hand}, {planned}."), *ui.next_step(next_command)],
     )
+
+
+def inputs_table(inputs: Sequence[explained.Input], *, wraps: bool = False) -> list[ui.Part]:
+    """Return symbols, values, meanings and sources; long meanings may wrap with their source."""
+    rows = []
+    for given in inputs:
+        about = given.meaning, f"[{given.source or 'spec'}]"
+        rows.append((given.symbol, _number(given.value), *([" ".join(about)] if wraps else about)))
+    return ["Inputs", *ui.indent([ui.Table(rows, "<>w" if wraps else "<><<")])]
+
+
+def published_parts(quotes: Sequence[explained.QuotedFigures]) -> list[list[ui.Part]]:
+    """Return the published figures of each question, each with what gives it."""
+    parts = []
+    for entry in quotes:
+        title = _text("Published: ", entry.title, style="bold")
+        parts.append([title, *(part for figure in entry.figures for part in _quote(figure))])
+    return parts
+
+
+def sources_parts(sources: Sequence[explained.Citation]) -> list[ui.Part]:
+    texts = (
+        _text(f"  [{source.key}] ", f"{source.title}; {source.where}; {source.date}", 6)
+        for source in sources
+    )
+    return [_title("Sources"), *texts]
 
 
 def _text(start: str, words: str, hang: int | None = None, style: str = "") -> ui.Text:
@@ -128,7 +143,7 @@ def _labelled(label: str, words: str) -> ui.Text:
     return _text(f"    {label:10}", words)
 
 
-def _section(entry: explained.DerivationSection) -> list[ui.Part]:
+def section_parts(entry: explained.DerivationSection) -> list[ui.Part]:
     """Return formulas, each with its numbers, value and sources, then answers to questions."""
     parts: list[ui.Part] = [_title(entry.title)]
     for line in entry.lines:

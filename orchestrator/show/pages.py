@@ -21,10 +21,12 @@ from orchestrator.planning.offers import Offers
 from orchestrator.proving.verdict import ProofResult
 from orchestrator.run.progress import RUNS
 from orchestrator.run.records import record_files
+from orchestrator.serving.frontier import ServingFrontier
 from orchestrator.show import charts, plan_text, report_screen, status_screen
 from orchestrator.show import drawings as draw
 from orchestrator.show import study_screens as studies
 from orchestrator.show.plan_pages import offers_page, schedule_page
+from orchestrator.show.serving_screen import frontier_plot, frontier_rows
 from orchestrator.storage.addresses import folder, is_copy
 from orchestrator.tracking.mlflow.store import run_link
 from orchestrator.values import study as reports
@@ -82,6 +84,16 @@ def write_schedule(found: ProofResult, path: str | Path) -> Path:
 def write_offers(found: Offers, path: str | Path) -> Path:
     """Write the page of offers: the frontier as a picture, and the table."""
     return _write(Path(path), offers_page(found))
+
+
+def write_frontier(found: ServingFrontier, path: str | Path) -> Path:
+    """Write the page of a serving spec's frontier: throughput against latency, and the table."""
+    head, *rows = frontier_rows(found)
+    text = draw.filled(
+        "frontier.html", title=found.name, headline=f"{found.chip} {found.topology}",
+        verdict="Throughput against latency", plot=frontier_plot(found), head=head, rows=rows,
+    )  # fmt: skip
+    return _write(Path(path), text)
 
 
 def write_forecast(

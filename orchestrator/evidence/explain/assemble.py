@@ -6,7 +6,13 @@ from dataclasses import replace
 from decimal import Decimal
 
 from orchestrator import catalog
-from orchestrator.catalog.published import BookQuestion, LearnedConstant, figures, questions
+from orchestrator.catalog.published import (
+    BookQuestion,
+    LearnedConstant,
+    PublishedFigure,
+    figures,
+    questions,
+)
 from orchestrator.errors import SpecError
 from orchestrator.evidence.explain import book, formula
 from orchestrator.evidence.explain.book import all_inputs, axes_of, rates_of
@@ -268,26 +274,30 @@ def _quoted(key: str, question: BookQuestion) -> formula.QuotedFigures:
     for figure in figures():
         if key not in figure.questions:
             continue
-        reproduced = compute(figure.formula, numbers | figure.inputs)
-        exact = figure.inputs | numbers | figure.exact_inputs
-        asides = []
-        for remark in figure.asides:
-            unit = figure.unit if remark.unit is None else remark.unit
-            computed = compute(remark.formula, numbers | remark.inputs)
-            asides.append(formula.Remark(says=remark.says, unit=unit, computed=computed))
-        entry = formula.QuotedFigure(
-            about=figure.about,
-            printed=figure.printed,
-            unit=figure.unit,
-            source=figure.source,
-            reproduced=reproduced,
-            agreement=_agreement(figure.printed, reproduced.value),
-            exact=compute(figure.exact or figure.formula, exact),
-            asides=tuple(asides),
-            why=figure.why.strip(),
-        )
-        quoted.append(entry)
+        quoted.append(quoted_figure(figure, numbers))
     return formula.QuotedFigures(title=question.title, figures=tuple(quoted))
+
+
+def quoted_figure(figure: PublishedFigure, numbers: Mapping[str, float]) -> formula.QuotedFigure:
+    """Return a published figure with what its own inputs give, and exact ones, over `numbers`."""
+    reproduced = compute(figure.formula, {**numbers, **figure.inputs})
+    exact = {**figure.inputs, **numbers, **figure.exact_inputs}
+    asides = []
+    for remark in figure.asides:
+        unit = figure.unit if remark.unit is None else remark.unit
+        computed = compute(remark.formula, {**numbers, **remark.inputs})
+        asides.append(formula.Remark(says=remark.says, unit=unit, computed=computed))
+    return formula.QuotedFigure(
+        about=figure.about,
+        printed=figure.printed,
+        unit=figure.unit,
+        source=figure.source,
+        reproduced=reproduced,
+        agreement=_agreement(figure.printed, reproduced.value),
+        exact=compute(figure.exact or figure.formula, exact),
+        asides=tuple(asides),
+        why=figure.why.strip(),
+    )
 
 
 def _agreement(printed: str, value: float) -> formula.Agreement:

@@ -1,0 +1,132 @@
+"""Serving specs: load, plan and derive them, and hold forecasts against published runs."""
+
+import csv
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from orchestrator.evidence.explain.serving import ServingExplanation, derive
+from orchestrator.evidence.score import serving as evaluate
+from orchestrator.evidence.score.serving_runs import is_serving as has_serving_runs
+from orchestrator.reading.load import is_serving as describes_serving
+from orchestrator.reading.load_serving import load_serving as load
+from orchestrator.reading.offer_options import WrongOption, serving_request
+from orchestrator.serving.cheapest import ServingOffers
+from orchestrator.serving.cheapest import serving_offers as make_offers
+from orchestrator.serving.frontier import ServingFrontier
+from orchestrator.serving.frontier import serving_frontier as make_frontier
+from orchestrator.serving.load import Requests, ServingLoad
+from orchestrator.serving.planner import loaded, make_serving_plan
+from orchestrator.values.serving import ServingPlan, ServingSpec
+
+ServingSource: TypeAlias = str | Path | ServingSpec  # the path of a spec, or a spec
+
+
+def is_serving(path: str | Path) -> bool:
+    """Return whether a YAML file says what to serve rather than what to train, or a CSV file has
+    serving runs.
+    """
+    found = Path(path)
+    return has_serving_runs(found) if found.suffix == ".csv" else describes_serving(found)
+
+
+def load_serving(path: str | Path, overrides: Sequence[str] = ()) -> ServingSpec:
+    """Return the serving spec in a YAML file. `overrides` are `key=value`, as after `--set`."""
+    return load(Path(path), tuple(overrides))
+
+
+def plan_serving(spec: ServingSource, overrides: Sequence[str] = ()) -> ServingPlan:
+    """Return the plan of a serving spec that meets its wishes, or raise `SpecError` with the
+    arithmetic and the nearest that is met.
+    """
+    return make_serving_plan(_loaded(spec, overrides))
+
+
+def serving_offers(
+    spec: ServingSource,
+    overrides: Sequence[str] = (),
+    *,
+    by: str | float | date | None = None,
+    budget: str | float | None = None,
+    chips: str | Sequence[str] | None = None,
+    prices: str | None = None,
+) -> ServingOffers:
+    """Return the slices that serve a spec as it wishes, the cheapest first. `by` is how long, or
+    until when, they are rented, a month by default; `budget` is dollars for that time; `chips` and
+    `prices` are as for `offers`.
+    """
+    found, today = _loaded(spec, overrides), datetime.now(UTC).date()
+    request = serving_request(
+        found.resources, by=by, budget=budget, chips=chips, prices=prices, today=today
+    )
+    return make_offers(found, request)
+
+
+def serving_frontier(spec: ServingSource, overrides: Sequence[str] = ()) -> ServingFrontier:
+    """Return throughput against latency on the slice of a spec, interleaved and disaggregated."""
+    return make_frontier(_loaded(spec, overrides))
+
+
+def serving_load(
+    spec: ServingSource,
+    overrides: Sequence[str] = (),
+    *,
+    arrivals: str = "poisson",
+    requests: int = 10_000,
+    seed: int = 0,
+) -> ServingLoad:
+    """Return what requests see that arrive at the plan of a spec: `poisson`, in `bursts`, or those
+    of a CSV file with the columns time_s, prompt and output.
+    """
+    plan, given = plan_serving(spec, overrides), None
+    if arrivals not in ("poisson", "bursts"):
+        given = _trace(Path(arrivals))
+    return loaded(plan, arrivals, seed, requests, given)
+
+
+def _trace(path: Path) -> Requests:
+    """Return the requests of a file, by the time of their arrival."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = [
+                tuple(float(row[column]) for column in ("time_s", "prompt", "output"))
+                for row in csv.DictReader(file)
+            ]
+    except (OSError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
+        must = "poisson, bursts, or a CSV file with numbers under time_s, prompt and output"
+        raise WrongOption("--load", f"{path} ({error})", must) from None
+    if not rows or min(map(min, rows)) < 0 or any(row[1] < 1 or row[2] < 1 for row in rows):
+        raise WrongOption("--load", path, "a trace of requests with at least one token each")
+    return Requests(*np.array(sorted(rows)).T)
+
+
+def explain_serving(spec: ServingSource, overrides: Sequence[str] = ()) -> ServingExplanation:
+    """Derive the plan of a serving spec, formula by formula, next to the book's answers."""
+    found = _loaded(spec, overrides)
+    return derive(found, make_serving_plan(found))
+
+
+def score_serving(
+    runs: str | Path | None = None,
+    *,
+    without: Literal["document", "group", "software"] | None = None,
+) -> evaluate.ServingScore:
+    """Compare forecasts of published serving runs with what they reached. `runs` is a CSV file, by
+    default the project's own. `without` learns the constants anew without each document or
+    software, and scores what it left out.
+    """
+    path = Path(runs) if runs else None
+    if without:
+        return evaluate.cross_validated(without, path)
+    return evaluate.with_catalog_constants(path)
+
+
+def _loaded(spec: ServingSource, overrides: Sequence[str]) -> ServingSpec:
+    if isinstance(spec, ServingSpec):
+        if overrides:
+            raise TypeError("overrides change the file of a spec: pass its path")
+        return spec
+    return load_serving(spec, overrides)

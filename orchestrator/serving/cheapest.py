@@ -1,0 +1,125 @@
+"""The cheapest slices on which a spec is served as it wishes, over chips and topologies."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import ceil, inf
+
+from orchestrator import catalog
+from orchestrator.errors import NoSuchSlice, SpecError
+from orchestrator.formatting import DAY_S, HOUR_S
+from orchestrator.planning.offers import OfferRequest
+from orchestrator.serving.planner import Unserved, make_serving_plan
+from orchestrator.values.codec import Value
+from orchestrator.values.serving import ANY_ENGINE, ServingPlan, ServingSpec
+
+_MOST_CHIPS = 256  # of a slice that is tried; replicas serve more requests as well
+_MONTH_DAYS = 30.0  # for which dollars are counted where no date is given
+
+
+class ServingOffer(Value):
+    """Slices of a chip with their plan, and dollars of the days; or why there is none."""
+
+    chip: str
+    topology: str
+    replicas: int
+    dollars: float | None
+    dollars_per_million_output_tokens: float | None
+    within_budget: bool
+    plan: ServingPlan | None
+    why: str
+
+
+class ServingOffers(Value):
+    """Offers, the cheapest first: by a million output tokens, or by the days where requests arrive
+    at a rate. `cheapest` is the first within the budget. Dollars are of `days`.
+    """
+
+    name: str
+    days: float
+    budget_dollars: float | None
+    cheapest: ServingOffer | None
+    offers: tuple[ServingOffer, ...]
+
+
+def serving_offers(spec: ServingSpec, request: OfferRequest) -> ServingOffers:
+    """Return what one may rent: of each chip every slice of a power of two, as many as it takes."""
+    days = request.by_days or _MONTH_DAYS
+    budget = request.budget_dollars
+    prices = request.dollars_per_chip_hour
+    found = [
+        _offer(candidate, days, budget)
+        for name in request.chips
+        if name in prices
+        for candidate in _candidates(spec, name, prices[name])
+    ]
+
+    def cost(offer: ServingOffer) -> tuple[float, int, str]:
+        by_rate = spec.serve.requests_per_s is not None
+        value = offer.dollars if by_rate else offer.dollars_per_million_output_tokens
+        chips = offer.plan.chips if offer.plan else 0
+        return inf if value is None else float(f"{value:.4g}"), chips, offer.chip
+
+    found.sort(key=cost)
+    fitting = (offer for offer in found if offer.plan and offer.within_budget)
+    return ServingOffers(
+        name=spec.name, days=days, budget_dollars=budget, cheapest=next(fitting, None),
+        offers=tuple(found),
+    )  # fmt: skip
+
+
+def _candidates(spec: ServingSpec, name: str, price: float) -> Iterator[ServingSpec]:
+    """Yield the spec on each slice of a chip; an engine without runs there gives way to any."""
+    own = name == spec.resources.chip
+    definition = spec.resources.chip_definition if own else None
+    chip = catalog.chip_of(replace(spec.resources, chip=name, chip_definition=definition))
+    engine = spec.serve.engine if own else ANY_ENGINE
+    for power in range(_MOST_CHIPS.bit_length()):
+        count = 2**power * chip.slices.named_per_chip
+        try:
+            topology = catalog.topology(chip, f"{chip.slices.names[0]}-{count}")
+        except NoSuchSlice:
+            continue
+        resources = replace(
+            spec.resources, chip=name, chip_definition=definition, topology=str(topology),
+            replicas=1, dollars_per_chip_hour=price, mesh=type(spec.resources.mesh)(),
+        )  # fmt: skip
+        yield replace(spec, serve=replace(spec.serve, engine=engine), resources=resources)
+
+
+def _offer(spec: ServingSpec, days: float, budget: float | None) -> ServingOffer:
+    plan, why = None, ""
+    try:
+        plan = _served(spec)
+    except SpecError as error:
+        why = error.message
+    dollars = None
+    if plan is not None and plan.forecast.dollars_per_chip_hour is not None:
+        dollars = plan.chips * plan.forecast.dollars_per_chip_hour * days * DAY_S / HOUR_S
+    cost = plan.forecast.dollars_per_million_output_tokens if plan else None
+    return ServingOffer(
+        chip=spec.resources.chip,
+        topology=spec.resources.topology,
+        replicas=plan.replicas if plan else 1,
+        dollars=dollars,
+        dollars_per_million_output_tokens=cost.expected if cost else None,
+        within_budget=dollars is not None and (budget is None or dollars <= budget),
+        plan=plan,
+        why=why,
+    )
+
+
+def _served(spec: ServingSpec) -> ServingPlan:
+    """Return the plan with the fewest replicas that serve the rate of requests, or with one."""
+    wanted = spec.serve.requests_per_s
+    if wanted is None:
+        return make_serving_plan(spec)
+    # As many as one replica serves with all requests that its wishes allow.
+    full = make_serving_plan(replace(spec, serve=replace(spec.serve, requests_per_s=None)))
+    replicas = ceil(wanted / full.forecast.requests_per_s.expected - 1e-9)
+    for more in (replicas, replicas + 1, ceil(replicas * 1.1) + 1):
+        resources = replace(spec.resources, replicas=more)
+        try:
+            return make_serving_plan(replace(spec, resources=resources))
+        except Unserved as error:
+            last = error
+    raise last

@@ -1,0 +1,464 @@
+"""Serving spec to ServingPlan: the best layout of a slice with as many requests as wishes allow."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import ceil, exp, floor, log10
+from typing import Any
+
+import numpy as np
+
+from orchestrator import catalog
+from orchestrator.catalog.serving import ServingConstants, constants_of
+from orchestrator.errors import SpecError
+from orchestrator.formatting import HOUR_S, counted, in_memory, seconds
+from orchestrator.network.decoder import decoder
+from orchestrator.planning.layout import Number
+from orchestrator.planning.torus import Floats
+from orchestrator.serving import step
+from orchestrator.serving.layout import AXES, Serving
+from orchestrator.serving.ledger import decode_lines, memory_of, prefill_lines
+from orchestrator.serving.load import (
+    Requests,
+    ServingLoad,
+    StepCosts,
+    drawn,
+    percentiles,
+    simulated,
+)
+from orchestrator.serving.meshes import layouts
+from orchestrator.values.serving import (
+    LengthShare,
+    Serve,
+    ServingEstimate,
+    ServingForecast,
+    ServingMesh,
+    ServingPlan,
+    ServingSpec,
+    Wish,
+)
+
+SERVING_SCHEMA = 1
+_BUSY = 0.9  # of the most requests per second, where a spec states no rate
+_STEPS_OF_TWO = 4  # numbers of requests that are tried between one and its double
+ANY_WISH = Wish(time=float("inf"))
+
+
+class Unserved(SpecError):
+    """No layout of the slice serves the spec. The text has the arithmetic and a way out."""
+
+    is_prose = True
+    code = "unserved"
+
+
+def mix_of(serve: Serve) -> step.Mix:
+    """The requests in the mean. Long answers are in work for longer: they count by their tokens."""
+    prompt, output = serve.prompt_tokens, serve.output_tokens
+    squares = sum(length.share * length.tokens**2 for length in serve.output)
+    positions = sum(length.share * length.tokens**2 for length in serve.prompt) / prompt
+    return step.Mix(prompt, output, prompt + squares / output / 2, positions, float(serve.chunk))
+
+
+def _at_percentile(lengths: Sequence[LengthShare], percentile: float) -> int:
+    """Return the length that so many percent of requests do not exceed."""
+    ordered = sorted(lengths, key=lambda length: length.tokens)
+    shares = accumulate(length.share for length in ordered)
+    found = (
+        length.tokens
+        for length, share in zip(ordered, shares, strict=True)
+        if share >= percentile / 100 - 1e-9
+    )
+    return next(found, ordered[-1].tokens)
+
+
+@dataclass(frozen=True)
+class _Points:
+    """What layouts (rows) do with numbers of requests in work (columns), with an engine."""
+
+    batch: Floats
+    tpot_s: Floats
+    ttft_s: Floats
+    mean_tpot_s: Floats
+    copies: Floats
+    output: float
+
+    @property
+    def output_tokens_per_s(self) -> Floats:
+        return np.asarray(self.copies * self.batch / self.mean_tpot_s)
+
+    def at(self, place: tuple[int, int]) -> dict[str, float]:
+        names = ("batch", "tpot_s", "ttft_s", "mean_tpot_s", "output_tokens_per_s")
+        return {name: float(getattr(self, name)[place]) for name in names}
+
+
+def _points(layout: Serving, batch: Number, serve: Serve, engine: ServingConstants) -> _Points:
+    mix = mix_of(serve)
+    found = step.rates(*step.mix_work(layout, batch, mix), mix.chunks, engine)
+    ttft, tpot = serve.ttft or ANY_WISH, serve.tpot or ANY_WISH
+    chunks = _at_percentile(serve.prompt, ttft.percentile) / serve.chunk
+    shape = np.broadcast_shapes(np.shape(batch), np.shape(found.step_s))
+
+    def filled(values: Number) -> Floats:
+        return np.broadcast_to(np.asarray(values, float), shape)
+
+    return _Points(
+        batch=filled(batch),
+        tpot_s=filled(step.tpot_at(found, batch, mix.output, tpot.percentile)),
+        ttft_s=filled(step.ttft_s(found, batch, mix.chunks, chunks, mix.output, ttft.percentile)),
+        mean_tpot_s=filled(found.tpot_s(batch, mix.output)),
+        copies=np.broadcast_to(layout.mesh["data"], shape),
+        output=mix.output,
+    )
+
+
+@dataclass(frozen=True)
+class Searched:
+    """The layouts of a slice, the requests that each copy may have, and what it then does."""
+
+    spec: ServingSpec
+    layout: Serving
+    most: Floats
+    points: _Points
+    fits: Any
+    engine: ServingConstants
+
+    @property
+    def excess(self) -> Floats:
+        """How many times a point exceeds the wish that it misses most; at most 1 where all hold."""
+        serve = self.spec.serve
+        ttft, tpot = (wish.time if wish else float("inf") for wish in (serve.ttft, serve.tpot))
+        return np.maximum(self.points.ttft_s / ttft, self.points.tpot_s / tpot)
+
+
+def searched(spec: ServingSpec) -> Searched:
+    serve, resources = spec.serve, spec.resources
+    chip = catalog.chip_of(resources)
+    topology = catalog.topology(chip, resources.topology)
+    layout = layouts(chip, topology, serve.model, serve.weights, serve.kv_cache, resources.mesh)
+    if layout is None:
+        raise Unserved(_no_mesh_text(spec))
+    engine = constants_of(serve.engine, chip.name)
+    # Every copy holds at least the longest request, and as many as have room at their full length.
+    longest = max(x.tokens for x in serve.prompt) + max(x.tokens for x in serve.output)
+    chunk = float(serve.chunk)
+    most = layout.most_requests(chunk, mix_of(serve).prompt + mix_of(serve).output)
+    most = np.where(layout.most_requests(chunk, longest) < 1, 0, most)
+    if not (most >= 1).any():
+        raise Unserved(_no_room_text(spec, layout, longest))
+    replicas = resources.replicas * layout.mesh["data"]
+    if serve.concurrency is not None:
+        batch: Any = serve.concurrency / replicas
+    else:
+        doublings = np.arange(0, np.log2(most.max()) + 1e-9, 1 / _STEPS_OF_TWO)
+        batch = np.unique(np.floor(2.0**doublings))[None, :]
+        batch = np.concatenate([np.minimum(batch, np.maximum(most, 1)), np.maximum(most, 1)], 1)
+    points = _points(layout, batch, serve, engine)
+    if serve.requests_per_s is not None:
+        # The requests that are in work where they arrive at that rate, between the tried numbers.
+        wanted = np.broadcast_to(serve.requests_per_s / replicas, most.shape)
+        rate = points.batch / points.mean_tpot_s / points.output
+        rows = zip(wanted[:, 0], rate, points.batch, strict=True)
+        batch = np.array([[np.interp(own, rates, sizes)] for own, rates, sizes in rows])
+        served = rate.max(axis=1, keepdims=True) >= wanted
+        points = _points(layout, batch, serve, engine)
+        fits = served & (most >= 1)
+        if not fits.any():
+            most_s = float((rate * replicas).max())
+            raise Unserved(_overload_text(spec, serve.requests_per_s, most_s))
+    else:
+        fits = (points.batch <= most + 1e-9) & (points.batch >= 1) & (most >= 1)
+        if not fits.any():
+            raise Unserved(_too_many_text(spec, layout, most))
+    return Searched(spec, layout, most, points, fits, engine)
+
+
+def make_serving_plan(spec: ServingSpec) -> ServingPlan:
+    """Return the layout with the most output tokens/s that meets the wishes, or raise `Unserved`;
+    at a given rate of requests, the one with the least time between tokens.
+    """
+    found = searched(spec)
+    met = found.fits & (found.excess <= 1)
+    if not met.any():
+        raise Unserved(_unmet_text(found))
+    points = found.points
+    worth = points.output_tokens_per_s
+    if spec.serve.requests_per_s is not None:
+        worth = 1 / points.tpot_s
+    place = np.unravel_index(np.argmax(np.where(met, worth, 0.0)), met.shape)
+    return _write(found, (int(place[0]), int(place[1])))
+
+
+def _write(found: Searched, place: tuple[int, int]) -> ServingPlan:
+    spec, layout = found.spec, found.layout.column(place[0])
+    serve, resources, chip = spec.serve, spec.resources, found.layout.chip
+    topology = catalog.topology(chip, resources.topology)
+    chips = topology.chips * resources.replicas
+    mesh = {name: step.as_int(layout.mesh[axis]) for name, axis in AXES.items()}
+    mesh["experts"] = step.as_int(layout.expert_ways)
+    network = decoder(serve.model)
+    return ServingPlan(
+        schema=SERVING_SCHEMA,
+        name=spec.name,
+        overrides=spec.overrides,
+        serve=serve,
+        parameters=network.parameters,
+        active_parameters=network.active_parameters,
+        chip=chip.name,
+        chip_definition=resources.chip_definition,
+        topology=str(topology),
+        replicas=resources.replicas,
+        chips=chips,
+        devices=chips * chip.devices,
+        mesh=mesh,
+        forecast=_forecast(found, layout, found.points.at(place), place, chips),
+        searched=int(found.fits.size),
+    )
+
+
+def _forecast(
+    found: Searched, layout: Serving, point: dict[str, float], place: tuple[int, int], chips: int
+) -> ServingForecast:
+    spec, serve, engine = found.spec, found.spec.serve, found.engine
+    mix, batch, replicas = mix_of(serve), point["batch"], spec.resources.replicas
+    decoded, chunked = step.mix_work(layout, batch, mix)
+    bound_s = step.as_float(step.bound_tpot_s(decoded, chunked, mix.chunks * batch / mix.output))
+    copies = replicas * step.as_int(layout.mesh["data"])
+    rate = _rate(copies * batch / bound_s, replicas * point["output_tokens_per_s"], engine.spread)
+    if serve.requests_per_s is not None:
+        # What arrives is answered, unless the engine is slower than expected by too much.
+        asked, most = serve.requests_per_s * mix.output, _most_rate(found, place, replicas)
+        low = min(asked, most * exp(-engine.spread))
+        rate = ServingEstimate(lower=asked, expected=asked, low=low, high=asked)
+    price = spec.resources.dollars_per_chip_hour
+    if price is None and layout.chip.dollars_per_hour:
+        price = layout.chip.dollars_per_hour.value
+    dollars = None
+    if price is not None:
+        per_token = price * chips / HOUR_S * 1e6
+        dollars = ServingEstimate(
+            lower=per_token / rate.lower, expected=per_token / rate.expected,
+            low=per_token / rate.high, high=per_token / rate.low,
+        )  # fmt: skip
+    lines = decode_lines(layout, decoded, batch, mix)
+    ttft_chunks = _at_percentile(serve.prompt, (serve.ttft or ANY_WISH).percentile) / mix.prompt
+    ttft_lower = ttft_chunks * mix.chunks * step.as_float(step.lower_s(chunked))
+    return ServingForecast(
+        ttft_s=_time(ttft_lower, point["ttft_s"], engine.spread),
+        tpot_s=_time(step.as_float(step.lower_s(decoded)), point["tpot_s"], engine.spread),
+        output_tokens_per_s=rate,
+        output_tokens_per_s_chip=_scaled(rate, 1 / chips),
+        requests_per_s=_scaled(rate, 1 / mix.output),
+        dollars_per_million_output_tokens=dollars,
+        kv_bytes_per_token=layout.model_cache_bytes(1),
+        kv_bytes_per_request=layout.model_cache_bytes(mix.prompt + mix.output),
+        max_batch=int(found.most[place[0], 0]) * copies,
+        batch=batch * copies,
+        turns_at=step.turning_batch(layout),
+        bound=max(lines, key=lambda line: line.value).resource or "",
+        memory=memory_of(layout, batch, mix),
+        decode=lines,
+        prefill=prefill_lines(layout, chunked, mix),
+        engine=serve.engine,
+        learned_runs=engine.runs,
+        dollars_per_chip_hour=price,
+    )
+
+
+def _most_rate(found: Searched, place: tuple[int, int], replicas: int) -> float:
+    """Return the most output tokens/s of a layout, with all requests that have room."""
+    layout = found.layout.column(place[0])
+    most = found.most[place[0] : place[0] + 1]
+    points = _points(layout, most, found.spec.serve, found.engine)
+    return replicas * float(points.output_tokens_per_s.max())
+
+
+def _time(lower: float, expected: float, spread: float) -> ServingEstimate:
+    low = max(expected * exp(-spread), lower)
+    return ServingEstimate(lower=lower, expected=expected, low=low, high=expected * exp(spread))
+
+
+def _rate(most: float, expected: float, spread: float) -> ServingEstimate:
+    high = min(expected * exp(spread), most)
+    return ServingEstimate(lower=most, expected=expected, low=expected * exp(-spread), high=high)
+
+
+def _scaled(estimate: ServingEstimate, by: float) -> ServingEstimate:
+    ends = ("lower", "expected", "low", "high")
+    return ServingEstimate(**{end: getattr(estimate, end) * by for end in ends})
+
+
+def layout_of(plan: ServingPlan) -> Serving:
+    """Return the layout of a plan, on its best placement."""
+    chip = catalog.chip_of(plan)
+    found = layouts(
+        chip, catalog.topology(chip, plan.topology), plan.serve.model, plan.serve.weights,
+        plan.serve.kv_cache, ServingMesh(**plan.mesh),
+    )  # fmt: skip
+    assert found is not None
+    return found
+
+
+def loaded(
+    plan: ServingPlan, kind: str, seed: int, count: int, given: Requests | None
+) -> ServingLoad:
+    """Return what requests see that arrive at a plan: random ones at its rate, or 90 % of what it
+    serves at most, or the `given` ones of a trace, which its copies take in turn.
+    """
+    serve, mix, layout = plan.serve, mix_of(plan.serve), layout_of(plan)
+    copies = plan.replicas * plan.mesh["replicas"]
+    most = plan.forecast.max_batch // copies
+    engine = constants_of(serve.engine, plan.chip)
+    sizes = np.arange(most + 1.0)[None]
+    found = step.rates(*step.mix_work(layout, sizes, mix), mix.chunks, engine)
+    costs = StepCosts(
+        step_s=np.broadcast_to(found.step_s, sizes.shape)[0],
+        token_s=step.as_float(found.added_s) / mix.prompt,
+        chunk=serve.chunk,
+        most=most,
+    )
+    per_s = (serve.requests_per_s or _BUSY * plan.forecast.requests_per_s.expected) / copies
+    if given is None:
+        prompts, outputs = (
+            (np.array([float(x.tokens) for x in part]), np.array([x.share for x in part]))
+            for part in (serve.prompt, serve.output)
+        )
+        arrivals = drawn(kind, count, per_s, prompts, outputs, seed)
+    else:
+        arrivals = Requests(*(column[::copies] for column in given))
+        per_s = len(arrivals.arrival_s) / max(float(np.ptp(arrivals.arrival_s)), 1e-9)
+    ttft_s, tpot_s, waits_s, busy, in_work = simulated(arrivals, costs)
+    return ServingLoad(
+        arrivals=kind, seed=seed, requests=len(arrivals.arrival_s), requests_per_s=per_s * copies,
+        ttft_s=percentiles(ttft_s), tpot_s=percentiles(tpot_s[arrivals.output > 1]),
+        waits_s=percentiles(waits_s), busy=busy, most_in_work=in_work * copies,
+    )  # fmt: skip
+
+
+# --- why a spec is not served, and what is
+
+
+def _slice_text(spec: ServingSpec) -> str:
+    resources = spec.resources
+    slices = f"{resources.replicas} slices of " if resources.replicas > 1 else ""
+    return f"{slices}{resources.chip} {resources.topology}"
+
+
+def _no_mesh_text(spec: ServingSpec) -> str:
+    model = spec.serve.model
+    return (
+        f"no mesh of {_slice_text(spec)} divides {model.name}: tensor divides its {model.heads}"
+        f" heads and d_ff {model.d_ff:,}; attention splits requests of a mixture alone"
+    ) + _way_out(spec)
+
+
+def _no_room_text(spec: ServingSpec, layout: Serving, longest: int) -> str:
+    """The arithmetic of the layout that is nearest to holding one request."""
+    short = layout.weights_bytes + layout.cache_bytes(longest) - layout.hbm_bytes
+    best = layout.column(int(np.argmin(np.broadcast_to(short, layout.mesh["tensor"].shape))))
+    weights, cache = map(step.as_float, (best.weights_bytes, best.cache_bytes(longest)))
+    work = step.as_float(best.activation_bytes(spec.serve.chunk, 1))
+    return (
+        f"{spec.serve.model.name} on {_slice_text(spec)}: not one request of {longest:,} tokens"
+        f" fits. A device has {in_memory(best.hbm_bytes)}: weights take {in_memory(weights)},"
+        f" a step {in_memory(work)} and the cache {in_memory(cache)}"
+    ) + _way_out(spec)
+
+
+def _too_many_text(spec: ServingSpec, layout: Serving, most: Floats) -> str:
+    copies = layout.mesh["data"] * spec.resources.replicas
+    fits = int((most * copies).max())
+    wanted = spec.serve.concurrency
+    if wanted is not None and wanted < spec.resources.replicas:
+        return (
+            f"serve.concurrency: {counted(wanted, 'request')} leaves some of"
+            f" {_slice_text(spec)} idle: write --set resources.replicas={wanted}"
+        )
+    return (
+        f"serve.concurrency: {spec.serve.concurrency} requests have no room on"
+        f" {_slice_text(spec)}, which holds {fits}: write --set serve.concurrency={fits}, or more"
+        " replicas"
+    )
+
+
+def _overload_text(spec: ServingSpec, wanted: float, most: float) -> str:
+    least = spec.resources.replicas * wanted / most if most else 0.0
+    # Planned: the first that is served, up to more than twice as many, for the wishes.
+    for replicas in (ceil(least * 1.15**n) for n in range(7 if most else 0)):
+        more = replace(spec, resources=replace(spec.resources, replicas=replicas))
+        try:
+            made = make_serving_plan(more)
+        except Unserved:
+            continue
+        share = made.forecast.batch / made.forecast.max_batch
+        return (
+            f"serve.requests_per_s: {_slice_text(spec)} can serve {most:.3g} requests/s at most,"
+            f" not {wanted:g}. Nearest: --set resources.replicas={replicas}, with"
+            f" {share:.0%} of the room in use"
+        )
+    return (
+        f"serve.requests_per_s: {_slice_text(spec)} can serve {most:.3g} requests/s at most, not"
+        f" {wanted:g}: write --set serve.requests_per_s={_rounded_down(most):g}"
+    )
+
+
+def _unmet_text(found: Searched) -> str:
+    """Which wishes are missed, and the nearest wishes that are met, planned themselves."""
+    spec, serve, points = found.spec, found.spec.serve, found.points
+    excess = np.where(found.fits, found.excess, np.inf)
+    place = np.unravel_index(int(np.argmin(excess)), excess.shape)
+    reached = {"ttft": points.ttft_s[place], "tpot": points.tpot_s[place]}
+    wishes: dict[str, Any] = {}
+    said, options = [], []
+    for name, time_s in reached.items():
+        wish: Wish | None = getattr(serve, name)
+        if wish is not None and time_s > wish.time:
+            wishes[name] = replace(wish, time=_rounded_up(float(time_s)))
+            said.append(
+                f"serve.{name}: {seconds(wish.time)} at p{wish.percentile:g} is met by no"
+                f" layout of {_slice_text(spec)}; the nearest has {seconds(float(time_s))},"
+                f" with {counted(round(float(points.batch[place])), 'request')} in work"
+            )
+            written = f"{1000 * wishes[name].time:g}ms"
+            options.append(f"--set serve.{name}.time={written}")
+    made = make_serving_plan(replace(spec, serve=replace(serve, **wishes)))
+    rate = made.forecast.output_tokens_per_s.expected
+    return (
+        f"{'; '.join(said)}. Nearest that is met: {' '.join(options)}, with {rate:,.0f} output"
+        " tokens/s"
+    )
+
+
+def _rounded_up(value: float) -> float:
+    """Return the next number of milliseconds with two digits."""
+    digits = 10.0 ** (floor(log10(value * 1000)) - 1)
+    return ceil(value * 1000 / digits * (1 - 1e-12)) * digits / 1000
+
+
+def _rounded_down(value: float) -> float:
+    digits = 10.0 ** (floor(log10(value)) - 1)
+    return floor(value / digits) * digits
+
+
+def _way_out(spec: ServingSpec) -> str:
+    """Return the smallest larger slice that serves the spec, or the narrow types that do."""
+    chip = catalog.chip_of(spec.resources)
+    chips = catalog.topology(chip, spec.resources.topology).chips
+    tries: list[tuple[str, ServingSpec]] = []
+    for text in catalog.topologies(chip):
+        more = catalog.topology(chip, text).chips
+        if chips < more <= 16 * chips:
+            change = f"resources.topology={text}"
+            resources = replace(spec.resources, topology=text)
+            tries.append((change, replace(spec, resources=resources)))
+    if spec.serve.weights == "bf16":
+        serve = replace(spec.serve, weights="int8", kv_cache="int8")
+        change = "serve.weights=int8 --set serve.kv_cache=int8"
+        tries.insert(0, (change, replace(spec, serve=serve)))
+    for change, other in tries:
+        try:
+            search = searched(other)
+        except SpecError:
+            continue
+        if search.fits.any():
+            return f". Nearest that is served: --set {change}"
+    return ". No larger slice of this chip serves it either: take another chip or model"

@@ -1,0 +1,369 @@
+"""Show serving: plans, derivations and scores."""
+
+from orchestrator import formatting as fmt
+from orchestrator.evidence.explain.serving import ServingExplanation
+from orchestrator.evidence.score.serving import ServingScore
+from orchestrator.serving.cheapest import ServingOffer, ServingOffers
+from orchestrator.serving.frontier import ServingFrontier
+from orchestrator.serving.load import ServingLoad
+from orchestrator.show import drawings as draw
+from orchestrator.show import parts as ui
+from orchestrator.show.explain_screen import (
+    inputs_table,
+    published_parts,
+    section_parts,
+    sources_parts,
+)
+from orchestrator.show.plan_text import in_words, resource_name
+from orchestrator.values.plan import LedgerLine
+from orchestrator.values.serving import (
+    ANY_ENGINE,
+    LengthShare,
+    Serve,
+    ServingEstimate,
+    ServingPlan,
+    Wish,
+)
+
+_INTERVAL = "80 % interval"
+_FIGURES = {"output_tokens": "output tokens/s", "tpot": "TPOT"}
+
+
+def _lengths(lengths: tuple[LengthShare, ...]) -> str:
+    if len(lengths) == 1:
+        return fmt.count(lengths[0].tokens)
+    return ", ".join(f"{fmt.count(x.tokens)} ({fmt.whole_percent(x.share)})" for x in lengths)
+
+
+def _requests(serve: Serve) -> str:
+    asked = "as many requests as the wishes and the memory allow"
+    if serve.concurrency is not None:
+        asked = f"{fmt.counted(serve.concurrency, 'request')} in work"
+    if serve.requests_per_s is not None:
+        asked = f"{serve.requests_per_s:g} requests/s"
+    return (
+        f"{asked}; prompts of {_lengths(serve.prompt)}, answers of {_lengths(serve.output)} tokens"
+    )
+
+
+def _wish(wish: Wish | None, figure: ServingEstimate) -> str:
+    """Return a time with its interval, and the wish that it meets."""
+    if wish is None:
+        return f"{fmt.seconds(figure.expected)} at p50, {_interval(figure)}"
+    return (
+        f"{fmt.seconds(figure.expected)} at p{wish.percentile:g}, {_interval(figure)};"
+        f" wished {fmt.seconds(wish.time)}"
+    )
+
+
+def _interval(figure: ServingEstimate) -> str:
+    return f"{_INTERVAL} {fmt.span(fmt.seconds(figure.low), fmt.seconds(figure.high))}"
+
+
+def _output_interval(plan: ServingPlan) -> str:
+    """Return the interval of output; where all that arrives is answered, what arrives."""
+    rate = plan.forecast.output_tokens_per_s
+    if rate.low == rate.high:
+        return "all that is asked for"
+    return f"{_INTERVAL} {fmt.span(fmt.scaled(rate.low), fmt.scaled(rate.high))}"
+
+
+def headline(plan: ServingPlan) -> str:
+    chips = fmt.counted(plan.chips, f"{plan.chip} chip")
+    return f"{plan.name}: {chips}, {fmt.counted(plan.replicas, 'slice')} of {plan.topology}"
+
+
+def serving_screen(
+    plan: ServingPlan, next_command: str | None, detail: ui.Detail = "usual"
+) -> ui.Screen:
+    """Return what a serving plan should reach and cost."""
+    forecast, serve, memory = plan.forecast, plan.serve, plan.forecast.memory
+    rate = forecast.output_tokens_per_s
+    used = memory.weights_bytes + memory.activations_bytes + memory.cache_bytes
+    rows = [
+        ("fits", f"yes: {fmt.in_memory(used)} of {fmt.in_memory(memory.hbm_bytes)} per device"),
+        ("TTFT", _wish(serve.ttft, forecast.ttft_s)),
+        ("TPOT", _wish(serve.tpot, forecast.tpot_s)),
+        ("output", f"{fmt.scaled(rate.expected)} tokens/s, {_output_interval(plan)}"),
+    ]  # fmt: skip
+    if cost := forecast.dollars_per_million_output_tokens:
+        dollars = fmt.span(*(f"${value:,.2f}" for value in (cost.low, cost.high)))
+        ends = f", {_INTERVAL} {dollars}" if cost.low != cost.high else ""
+        rows.append(("price", f"${cost.expected:,.2f} per million output tokens{ends}"))
+    rows.append(("bound", f"decoding by {forecast.bound}: {in_words(_link(forecast.bound))}"))
+    top: list[list[ui.Part]] = [
+        [ui.heading(headline(plan))],
+        ui.indent([ui.Table(rows, "<w", row_styles={0: "green"})]),
+    ]
+    if detail == "brief":
+        return ui.screen(*top, ui.next_step(next_command))
+    return ui.screen(
+        *top,
+        ui.indent([ui.Table(_decisions(plan), "<w")]),
+        ui.section("memory per device", [_memory_table(plan)]),
+        ui.section("a decoding step, each line at its peak", [_lines(forecast.decode)]),
+        ui.section("a chunk of prompts, each line at its peak", [_lines(forecast.prefill)]),
+        ui.indent([_estimates(plan)]),
+        ui.closing(_verdict(plan), next_command),
+    )
+
+
+def _link(bound: str) -> str:
+    name = resource_name(bound)
+    return "ici" if name.startswith("ici") else name
+
+
+def _decisions(plan: ServingPlan) -> list[ui.Row]:
+    forecast, serve = plan.forecast, plan.serve
+    active = ""
+    if plan.active_parameters != plan.parameters:
+        active = f", {fmt.scaled(plan.active_parameters, 4)} of them active"
+    mesh = ", ".join(f"{name} {size}" for name, size in plan.mesh.items() if size > 1)
+    turns = "never"
+    if forecast.turns_at is not None:
+        turns = f"from {fmt.counted(round(forecast.turns_at), 'request')} in work of a copy"
+    room = fmt.counted(forecast.max_batch, "request")
+    per_token = fmt.with_unit(forecast.kv_bytes_per_token, "B", 4)
+    per_request = fmt.in_memory(forecast.kv_bytes_per_request)
+    engine = f"{serve.engine}, learned from {fmt.counted(forecast.learned_runs, 'run')}"
+    if serve.engine == ANY_ENGINE:
+        engine = "any: what engines with published runs reach in the mean"
+    return [
+        ("model", f"{serve.model.name}, {fmt.scaled(plan.parameters, 4)} parameters{active}"),
+        ("types", f"weights in {serve.weights}, KV cache in {serve.kv_cache}"),
+        ("requests", _requests(serve)),
+        ("mesh", mesh or "one device"),
+        ("batch", f"{forecast.batch:,.4g} in work; {room} of the full length have room"),
+        ("cache", f"{per_token} per token, {per_request} per request"),
+        ("turns", f"products with weights bind {turns}"),
+        ("engine", engine),
+    ]  # fmt: skip
+
+
+def _memory_table(plan: ServingPlan) -> ui.Table:
+    memory = plan.forecast.memory
+    lines = [
+        ("weights", memory.weights_bytes),
+        ("activations", memory.activations_bytes),
+        (f"KV cache of {plan.forecast.batch:,.4g} requests", memory.cache_bytes),
+    ]
+    free = memory.hbm_bytes - sum(value for _, value in lines)
+    rows = [(name, fmt.in_memory(value)) for name, value in [*lines, ("free", free)]]
+    return ui.Table(rows, bars=[*(value for _, value in lines), free])
+
+
+def _lines(lines: tuple[LedgerLine, ...]) -> ui.Table:
+    rows = [(line.name, _amount(line), fmt.seconds(line.value)) for line in lines]
+    return ui.Table(rows, "<<>", bars=[line.value for line in lines])
+
+
+def _amount(line: LedgerLine) -> str:
+    """Return the work of a line and its rate."""
+    numbers = dict(line.inputs)
+    rate = numbers.pop(next(name for name in ("bandwidth", "peak", "rate") if name in numbers))
+    unit = "FLOP" if "flops" in numbers else "B"
+    size = fmt.with_unit(numbers.get("flops", numbers.get("bytes", 0.0)), unit)
+    times = f"{numbers['requests']:,.4g} x " if "requests" in numbers else ""
+    return f"{times}{size} at {fmt.with_unit(rate, unit + '/s')}"
+
+
+def _estimates(plan: ServingPlan) -> ui.Table:
+    forecast = plan.forecast
+
+    def row(name: str, figure: ServingEstimate, show: ui.Show) -> ui.Row:
+        ends = fmt.span(show(figure.low), show(figure.high))
+        return name, show(figure.lower), show(figure.expected), ends
+
+    rows = [
+        ("", "bound", "expected", _INTERVAL),
+        row("TTFT", forecast.ttft_s, fmt.seconds),
+        row("TPOT", forecast.tpot_s, fmt.seconds),
+        row("output tokens/s", forecast.output_tokens_per_s, fmt.scaled),
+        row("a chip", forecast.output_tokens_per_s_chip, fmt.scaled),
+        row("requests/s", forecast.requests_per_s, fmt.scaled),
+    ]
+    if cost := forecast.dollars_per_million_output_tokens:
+        price = f"${forecast.dollars_per_chip_hour:,.2f} a chip-hour"
+        rows.append(row(f"per 1M tokens, {price}", cost, lambda value: f"${value:,.2f}"))
+    return ui.Table(rows)
+
+
+def _verdict(plan: ServingPlan) -> str:
+    forecast = plan.forecast
+    cost = forecast.dollars_per_million_output_tokens
+    price = f" at ${cost.expected:,.2f} per million output tokens" if cost else ""
+    return (
+        f"{fmt.scaled(forecast.output_tokens_per_s.expected)} output tokens/s{price}, a token every"
+        f" {fmt.seconds(forecast.tpot_s.expected)}."
+    )
+
+
+def serving_offers_screen(
+    found: ServingOffers, next_command: str | None, detail: ui.Detail = "usual"
+) -> ui.Screen:
+    """Return the cheapest slices of each chip that serve a spec, and why others do not."""
+    days = f"{found.days:g} days"
+    head: ui.Row = ("chip", "topology", "slices", "TTFT", "TPOT", "tokens/s", "per 1M", days)
+    rows, left_out, seen = list[ui.Row](), dict[str, str](), set[str]()
+    for offer in found.offers:
+        if offer.plan is None:
+            left_out[offer.chip] = offer.why
+        elif detail == "full" or offer.chip not in seen or offer is found.cheapest:
+            seen.add(offer.chip)
+            rows.append(_offer_row(offer, offer.plan))
+    budget = "" if found.budget_dollars is None else f" within {fmt.dollars(found.budget_dollars)}"
+    verdict = f"no slice serves it as wished{budget}"
+    if best := found.cheapest:
+        slices = fmt.counted(best.replicas, f"slice of {best.topology}", "")
+        verdict = f"cheapest{budget}: {best.chip}, {slices}"
+        if best.plan:
+            verdict += f": {_verdict(best.plan)}"
+    refused = [f"{chip}: {why}" for chip, why in left_out.items() if chip not in seen]
+    table = [] if detail == "brief" else ui.table(head, rows, "<<>>>>>>")
+    return ui.screen(
+        [ui.heading(f"{found.name}: {verdict}")],
+        ui.indent(table),
+        [ui.Text(text, hang=2) for text in refused],
+        ui.next_step(next_command),
+    )
+
+
+def _offer_row(offer: ServingOffer, plan: ServingPlan) -> ui.Row:
+    forecast, cost = plan.forecast, offer.dollars_per_million_output_tokens
+    return (
+        offer.chip,
+        offer.topology,
+        str(offer.replicas),
+        fmt.seconds(forecast.ttft_s.expected),
+        fmt.seconds(forecast.tpot_s.expected),
+        fmt.scaled(forecast.output_tokens_per_s.expected),
+        "" if cost is None else f"${cost:,.2f}",
+        "" if offer.dollars is None else fmt.dollars(offer.dollars),
+    )
+
+
+def frontier_rows(found: ServingFrontier) -> list[ui.Row]:
+    """Return a head and a row for each point; the best is marked."""
+    rows: list[ui.Row] = [("", "slices", "mesh", "requests", "TTFT", "TPOT", "tokens/s/chip", "")]
+    for number, point in enumerate(found.points):
+        slices = "1"
+        if point.prefill_slices:
+            slices = f"{point.prefill_slices} + {point.decode_slices}"
+        mark = "best" if number == found.best else "meets" if point.meets_wishes else ""
+        rows.append((
+            point.mode, slices, " x ".join(str(n) for n in point.mesh.values()),
+            f"{point.batch:,.0f}", fmt.seconds(point.ttft_s), fmt.seconds(point.tpot_s),
+            fmt.scaled(point.output_tokens_per_s_chip), mark,
+        ))  # fmt: skip
+    return rows
+
+
+def frontier_screen(found: ServingFrontier, next_command: str) -> ui.Screen:
+    """Return throughput against latency, and the point that meets the wishes."""
+    verdict = "No point meets the wishes."
+    if found.best is not None:
+        best = found.points[found.best]
+        verdict = (
+            f"The most that meets the wishes: {best.mode}, {fmt.seconds(best.tpot_s)} a token,"
+            f" {fmt.scaled(best.output_tokens_per_s_chip)} tokens/s per chip."
+        )
+    mesh = "mesh: replicas x attention x tensor x experts; slices: of prefill + of decoding"
+    transfer = max(point.transfer_s for point in found.points)
+    return ui.screen(
+        [ui.heading(f"{found.name}: throughput against latency, {found.chip} {found.topology}")],
+        ui.indent([ui.Table(frontier_rows(found), "<<<>>>><", spare=(2, 1)), mesh]),
+        ui.indent([f"the KV cache of a prompt takes {fmt.seconds(transfer)} between slices"]),
+        ui.closing(verdict, next_command),
+    )
+
+
+def frontier_plot(found: ServingFrontier) -> draw.Plot:
+    """Return each mode as a line of dots: TPOT across, output tokens/s of a chip up."""
+    curves = []
+    for color, mode in (("measured", "interleaved"), ("expected", "disaggregated")):
+        own = [point for point in found.points if point.mode == mode]
+        places = tuple((point.tpot_s * 1e3, point.output_tokens_per_s_chip) for point in own)
+        curves.append(draw.Curve(mode, color, places, dots=True))
+    x, y = zip(*(place for curve in curves for place in curve.points), strict=True)
+    flags = []
+    if found.best is not None:
+        best = found.points[found.best]
+        place = best.tpot_s * 1e3, best.output_tokens_per_s_chip
+        flags = [draw.Flag("meets the wishes", "measured", *place)]
+    return draw.Plot(
+        x=draw.logarithmic(x, 1.1), y=draw.from_zero(y), x_name="milliseconds between tokens",
+        y_name="output tokens/s per chip", show_x=lambda value: f"{value:.3g}", show_y=fmt.scaled,
+        curves=curves, flags=flags,
+    )  # fmt: skip
+
+
+def load_screen(name: str, load: ServingLoad, next_command: str) -> ui.Screen:
+    """Return what requests see that arrive at random."""
+    rows: list[ui.Row] = [("", "mean", "p50", "p95", "p99")]
+    for label, found in (("TTFT", load.ttft_s), ("of it waiting", load.waits_s),
+                         ("TPOT", load.tpot_s)):  # fmt: skip
+        values = (found.mean, found.p50, found.p95, found.p99)
+        rows.append((label, *(fmt.seconds(value) for value in values)))
+    what = (
+        f"{fmt.count(load.requests)} requests, {load.arrivals}, {load.requests_per_s:.3g} a second"
+    )
+    most = fmt.counted(load.most_in_work, "request")
+    work = f"steps for {fmt.percent(load.busy)} of the time, at most {most} in work"
+    verdict = f"Half of the requests wait {fmt.seconds(load.ttft_s.p50)} for the first token."
+    return ui.screen(
+        [ui.heading(f"{name}: {what}")],
+        ui.indent([ui.Table(rows)]),
+        ui.indent([work]),
+        ui.closing(verdict, next_command),
+    )  # fmt: skip
+
+
+def serving_explain_screen(sheet: ServingExplanation, next_command: str) -> ui.Screen:
+    """Return inputs, derivations, the book's answers and sources."""
+    return ui.screen(
+        [ui.heading(f"{headline(sheet.plan)}, worked out by hand")],
+        inputs_table(sheet.inputs, wraps=True),
+        *map(section_parts, sheet.sections),
+        *published_parts(sheet.quotes),
+        sources_parts(sheet.sources),
+        ui.closing(f"Answer: {_verdict(sheet.plan)}", next_command),
+    )
+
+
+def serving_score_screen(score: ServingScore, next_command: str) -> ui.Screen:
+    """Return every run against its forecast, and the totals next to a baseline."""
+    head = ("run", "output/s", "expected", "error", "TPOT", "expected", "error")
+    rows = [
+        (
+            run.id,
+            *_compared(run.output_tokens_per_s, run.output_tokens_error, fmt.scaled),
+            *_compared(run.tpot_s, run.tpot_error, fmt.seconds),
+        )
+        for run in score.rows
+    ]
+    totals: list[ui.Row] = [
+        ("", "engine", "runs", "median", "p90", "inside 80 %", "baseline", "p90")
+    ]
+    for part in score.summary:
+        shares = (
+            part.median_abs_error, part.p90_abs_error, part.inside_interval,
+            part.baseline_median_abs_error, part.baseline_p90_abs_error,
+        )  # fmt: skip
+        figure = _FIGURES[part.figure]
+        totals.append((figure, part.engine, str(part.runs), *map(fmt.percent, shares)))
+    runs = fmt.counted(len(score.rows), "run")
+    bound = f"{fmt.counted(score.above_bound, 'run')} above what the bound allows"
+    return ui.screen(
+        [ui.Title(f"{runs} against their forecasts", score.learned_on)],
+        ui.indent(ui.table(head, rows)),
+        ui.indent([ui.Table(totals, gap=2)]),
+        ui.indent(ui.labelled("left out:", f"{run.id}: {run.reason}") for run in score.left_out),
+        ui.closing(f"{bound}.", next_command),
+    )
+
+
+def _compared(measured: float | None, error: float | None, show: ui.Show) -> ui.Row:
+    """Return what was measured, what is expected, and the error; empty where it is not stated."""
+    if measured is None or error is None:
+        return "", "", ""
+    return show(measured), show(measured * (1 + error)), fmt.signed_percent(error)
