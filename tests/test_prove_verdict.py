@@ -50,7 +50,7 @@ def test_a_proof_fits_one_screen(keep: Keep, golden: HoldGolden) -> None:
     asked, plan, result = recorded()
     proven = keep(asked, plan, result)
     text = render.proof_screen(plan, proven.proof, 7_300.0, "orch submit x.yaml")
-    assert len(text.splitlines()) <= 77
+    assert len(text.splitlines()) <= 76
     fits, forecast, pods = text.splitlines()[2:5]
     assert fits.startswith("  fits      yes: ")
     assert forecast.startswith("  forecast  agrees: peak 1.000")

@@ -183,7 +183,7 @@ def _judged(plan: Plan, schedule: proofs.Schedule | None) -> proofs.Schedule | N
     never = sorted(own - {*score.kinds})
     tokens = plan.batch.tokens / plan.devices
     if tokens < score.least_tokens:
-        never.append(f"fewer than {score.least_tokens:,.0f} tokens per device")
+        never.append(f"under {score.least_tokens:,.0f} tokens per device")
     if never:
         return replace(schedule, never_judged=tuple(never))
     factor = exp(score.spread)

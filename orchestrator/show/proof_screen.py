@@ -390,13 +390,13 @@ def _totals(plan: Plan, schedule: proofs.Schedule) -> list[ui.Part]:
         in_ledger = fmt.seconds(ledger[name]) if name in ledger else ""
         rows.append((name, fmt.seconds(getattr(schedule, field)), in_ledger, note))
     whole = fmt.seconds(plan.forecast.step_s.unoverlapped) if ledger else ""
-    judged = "to compare programs with; no promise"
+    judged = "to compare programs with"
     if schedule.low_s is not None and schedule.high_s is not None:
         judged = f"{fmt.seconds(schedule.low_s)} to {fmt.seconds(schedule.high_s)} in 4 runs of 5"
     rows.append(("scheduled", fmt.seconds(schedule.total_s), whole, judged))
     parts = ui.table(("", "compiled", "ledger", ""), rows, "<>><")
     if schedule.never_judged:
-        parts.append(f"never compared with a measured step: {', '.join(schedule.never_judged)}")
+        parts.append(f"no measured run had {', '.join(schedule.never_judged)}")
     return parts
 
 
