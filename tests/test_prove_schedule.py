@@ -331,6 +331,33 @@ def test_a_collective_of_sparse_cores_uses_the_axes_of_its_rings(axes: tuple[str
 
 # --- links
 
+TOGETHER = """HloModule m, is_scheduled=true, num_partitions=4
+
+ENTRY %main (x: f32[128,128], y: f32[64,128]) -> (f32[128,128], f32[64,128]) {
+  %x = f32[128,128] parameter(0)
+  %y = f32[64,128] parameter(1)
+  %long = (f32[128,128], f32[128,128]) collective-permute-start(%x), source_target_pairs={{0,1},{1,2},{2,3}}
+  %short = (f32[64,128], f32[64,128]) collective-permute-start(%y), source_target_pairs={PAIRS}
+  %b = f32[64,128] collective-permute-done(%short)
+  %a = f32[128,128] collective-permute-done(%long)
+  ROOT %t = (f32[128,128], f32[64,128]) tuple(%a, %b)
+}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("pairs", "first", "second"), [("{0,1},{1,2},{2,3}", 2, 1), ("{1,0},{2,1},{3,2}", 1, 1)]
+)
+def test_links_carry_the_packets_of_several_transfers_in_turn(
+    pairs: str, first: float, second: float
+) -> None:
+    """Alone they take 2 and 1 us. On the same links the short one takes 2, and the long one 3; the
+    other way round there are other links.
+    """
+    found = schedule_of(program_of(TOGETHER.replace("PAIRS", pairs)))
+    assert found.exposed_s == pytest.approx((first + second) * US)
+
+
 CUBE = SliceTorus(
     lengths=(4, 4, 4), wraps=(True,) * 3, link_bytes_per_s=(1.0,) * 3, devices_per_chip=1, hop_s=0.0
 )

@@ -354,9 +354,16 @@ class SchedulePass:
             self.flying[op.name] = self.flying.pop(op.quoted(RENDEZVOUS))
 
     def _start(self, name: str, op: Instruction, transfer: Transfer, ledger: str) -> None:
-        ends = [other.end_s for other in self.recent if other.transfer.waits_for(transfer)]
-        begin, lines = max([self.now, *ends]), self._lines(op)
+        flying = [other for other in self.recent if other.transfer.meets(transfer)]
+        begin, lines = self.now, self._lines(op)
         end_s = begin + transfer.seconds
+        if transfer.links is None:  # one after another
+            begin = max([begin, *(other.end_s for other in flying)])
+            end_s = begin + transfer.seconds
+        else:  # links carry packets of all in turn: the shorter of two delays the other by itself
+            for other in flying:
+                both_s = min(transfer.seconds, max(other.end_s - self.now, 0.0))
+                other.end_s, end_s = other.end_s + both_s, end_s + both_s
         sent = Sent(transfer, lines, ledger, self.times, end_s, len(self.own))
         self.recent = [other for other in self.recent if other.end_s > self.now] + [sent]
         self.flying[name] = sent

@@ -137,7 +137,7 @@ _CHAIN = re.compile(r'chain_id="(\d+)"')
 
 @dataclass(frozen=True)
 class Transfer:
-    """One transfer. Two wait for each other if they share a `lane`, or links of the slice."""
+    """One transfer. On a `lane` one waits for another; links of the slice carry several at once."""
 
     kind: str
     axes: tuple[str, ...]
@@ -148,7 +148,7 @@ class Transfer:
     lane: str = ""
     links: _Bools | None = None
 
-    def waits_for(self, other: "Transfer") -> bool:
+    def meets(self, other: "Transfer") -> bool:
         if self.links is None or other.links is None:
             return bool(self.lane) and self.lane == other.lane
         return bool((self.links & other.links).any())
