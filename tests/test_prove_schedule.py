@@ -245,6 +245,13 @@ def test_a_product_with_passes_takes_its_flops_or_its_bytes(
     assert found.products_s == pytest.approx(microseconds * US, rel=1e-3)
 
 
+def test_a_product_of_few_rows_reaches_less() -> None:
+    """Its shortest edge is 128, half way between 64 and 256 by the logarithm."""
+    compute = replace(RATES.compute, product_share=0.2, rows=(64, 256), row_shares=(0.25, 0.75))
+    [product] = schedule(compute=compute).products
+    assert product.peak_share == pytest.approx(0.2 * 0.5)
+
+
 def test_a_product_is_no_faster_than_products_of_published_runs() -> None:
     [product] = schedule(compute=replace(RATES.compute, product_share=0.25)).products
     assert product.peak_share == pytest.approx(0.25)

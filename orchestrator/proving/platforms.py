@@ -108,12 +108,15 @@ def rates_of(chip: Chip, topology: Topology, compute: MatmulType) -> ScheduleRat
     if chip.clock_hz is None:
         return None
     torus, efficiency = make_torus(chip, topology), catalog.efficiency(chip.name, compute)
+    few = chip.products
     return ScheduleRates(
         compute=ComputeRates(
             clock_hz=chip.clock_hz.value,
             peak_flops_per_s=peak(chip, compute).value / chip.devices,
             kernel_share=shared_efficiency("attention").value,
             product_share=efficiency.matmul.value if efficiency else 1.0,
+            rows=few.rows if few else (1,),
+            row_shares=few.shares if few else (1.0,),
         ),
         transfers=_transfer_rates(chip),
         torus=SliceTorus(

@@ -171,6 +171,8 @@ class ComputeRates(Value):
     peak_flops_per_s: float
     kernel_share: float
     product_share: float = 1.0
+    rows: tuple[int, ...] = (1,)
+    row_shares: tuple[float, ...] = (1.0,)
 
 
 class TransferRates(Value):

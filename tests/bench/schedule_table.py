@@ -80,13 +80,13 @@ Errors of the first programs, as prices changed on 27 November 2026:
 | mx_v5e_16b_2x | +18.9% | +6.2% | -3.4% |
 | mx_v5e_32b_1x | +17.0% | +12.9% | +6.2% |
 | mx_v5e_64b_1x | +6.9% | +1.3% | +1.6% |
-| mx_v5e_128b_full | +38.8% | +17.8% | +13.2% |
-| mx_v5p_128b_1x256 | +21.1% | +8.7% | +8.3% |
+| mx_v5e_128b_full | +38.8% | +17.8% | +13.7% |
+| mx_v5p_128b_1x256 | +21.1% | +8.7% | +8.5% |
 | mx_v5p_128b_2x256 | +9.3% | +2.2% | +4.0% |
 | mx_v5p_256b_1x1024 | +15.8% | +4.6% | +5.4% |
-| mx_v5p_llama2-70b | +5.8% | +3.6% | -0.9% |
-| tr_v6e_llama3.1-8b_1x_8_20250715 | +4.9% | -5.4% | +7.4% |
-| tr_iron_llama3.1-70b_64_bf16_8192 | -10.2% | -12.2% | +1.7% |
+| mx_v5p_llama2-70b | +5.8% | +3.6% | -0.8% |
+| tr_v6e_llama3.1-8b_1x_8_20250715 | +4.9% | -5.4% | +7.5% |
+| tr_iron_llama3.1-70b_64_bf16_8192 | -10.2% | -12.2% | +1.8% |
 
 - The compiler's estimates of passes, relayouts and fused products are far above its own bundles
   ([proof](proof.md#the-schedule)).
@@ -97,7 +97,7 @@ Errors of the first programs, as prices changed on 27 November 2026:
   of `mx_v5e_128b_full`. Links carry packets of both.
 - Other prices of transfers stay: programs with synchronous gathers and sums over one, two and three
   torus axes, on sparse cores and in rings agree with their runs. Schedules with `tensor` are 4 to
-  13 % too long: today's programs gather activations for the gradients of weights, and wait for the
+  14 % too long: today's programs gather activations for the gradients of weights, and wait for the
   rings of small products. In `tr_v6e_llama3.1-8b_1x_8_20250715` 0.4 s wait for the host.
 
 ## What it does not say

@@ -26,7 +26,7 @@ from orchestrator.proving.hlo.program import Computation, HloProgram, Instructio
 
 _OPCODES = frozenset({"dot", "convolution"})
 _WINDOW = re.compile(r"(\w+)=([\d_x\-]+)")
-_MULTIPLY_AND_ADD = 2
+MULTIPLY_AND_ADD = 2
 
 
 def is_product(instruction: Instruction) -> bool:
@@ -39,7 +39,7 @@ def product_flops(where: Computation, product: Instruction) -> int:
         [output], [factor] = product.arrays, where.operand(product, 0).arrays
         contracted = re.findall(r"\d+", product.braced("lhs_contracting_dims"))
         multiplied = prod(factor.dimensions[int(number)] for number in contracted)
-        return _MULTIPLY_AND_ADD * output.elements * multiplied
+        return MULTIPLY_AND_ADD * output.elements * multiplied
     # 2 x output features x batch x input features x pairs of output and window that meet.
     left, kernel, out = product.attribute("dim_labels").replace("->", "_").split("_")
     sizes = {
@@ -55,7 +55,7 @@ def product_flops(where: Computation, product: Instruction) -> int:
         for label in spatial
     )
     batch, features = sizes["out"]["b"], sizes["out"]["f"]
-    return _MULTIPLY_AND_ADD * batch * features * sizes["kernel"]["i"] * pairs
+    return MULTIPLY_AND_ADD * batch * features * sizes["kernel"]["i"] * pairs
 
 
 def _pairs(sizes: dict[str, dict[str, int]], label: str, window: dict[str, str]) -> int:
@@ -135,7 +135,7 @@ def kernel_flops(program: HloProgram, where: Computation, kernel: Instruction) -
         rows = max(sizes[0] for sizes in tensors if len(sizes) == 2)
         visits = max(array.elements for array in read if array.dtype.startswith("s"))
         tile = rows / (visits - experts + 1)
-        return _MULTIPLY_AND_ADD * (rows + (experts - 1) * tile) * prod(edges)
+        return MULTIPLY_AND_ADD * (rows + (experts - 1) * tile) * prod(edges)
     return _splash_flops(program, where, kernel, splash[1]) if splash else None
 
 

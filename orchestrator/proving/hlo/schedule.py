@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, TypeVar, get_args
 
+import numpy as np
+
 from orchestrator.proving.hlo import collectives, flops
 from orchestrator.proving.hlo import transfers as moves
 from orchestrator.proving.hlo.dataflow import RENDEZVOUS, UnknownTrips, trip_count
@@ -244,12 +246,22 @@ class SchedulePass:
             # Kernels of products are chosen on a GPU, and none is here: the peak, or the memory.
             seconds = max(sum(counted) / self.rates.peak_flops_per_s, 1e-6 * float(costs[0][1]))
         else:
-            rate = self.rates.peak_flops_per_s * self.rates.product_share
+            rate = self._product_rate(at, largest, max(counted))
             seconds = max(sum(counted) / rate, min(estimated_s, bytes_s))
             is_narrow = all(array.dtype != "f32" for array in at.operand(largest, 0).arrays)
             if opcodes <= _NOTHING | {largest.opcode} or not is_narrow:
                 seconds = max(seconds, estimated_s)
         self._spend("product", largest, op, seconds, sum(counted), moved)
+
+    def _product_rate(self, where: Computation, product: Instruction, counted: float) -> float:
+        """Return FLOPs per second. A product's rows are its shortest edge: what is left of its FLOPs
+        without its largest array.
+        """
+        operands = [where.operand(product, place) for place in range(len(product.operands))]
+        largest = max(part.arrays[0].elements for part in (*operands, product))
+        rows = counted / flops.MULTIPLY_AND_ADD / largest
+        few = np.interp(np.log2(rows), np.log2(self.rates.rows), self.rates.row_shares)
+        return self.rates.peak_flops_per_s * self.rates.product_share * float(few)
 
     def kernel(self, op: Instruction) -> None:
         counted = flops.kernel_flops(self.program, self.where, op)
