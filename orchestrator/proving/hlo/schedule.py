@@ -254,8 +254,8 @@ class SchedulePass:
         self._spend("product", largest, op, seconds, sum(counted), moved)
 
     def _product_rate(self, where: Computation, product: Instruction, counted: float) -> float:
-        """Return FLOPs per second. A product's rows are its shortest edge: what is left of its FLOPs
-        without its largest array.
+        """Return FLOPs per second. The rows of a product are its shortest edge: its FLOPs over its
+        largest array.
         """
         operands = [where.operand(product, place) for place in range(len(product.operands))]
         largest = max(part.arrays[0].elements for part in (*operands, product))
