@@ -79,9 +79,9 @@ def test_the_plans_percentiles_are_near_the_simulated_ones() -> None:
 def test_thousands_of_requests_a_second() -> None:
     costs = StepCosts(step_s=0.01 + 1e-4 * np.arange(65.0), token_s=1e-6, chunk=2048, most=64)
     requests = drawn("poisson", 20_000, 10.0, PROMPT, (np.array([200.0]), ONE), 2)
-    began = time.perf_counter()
+    began = time.process_time()
     simulated(requests, costs)
-    assert 20_000 / (time.perf_counter() - began) > 5_000
+    assert 20_000 / (time.process_time() - began) > 5_000
 
 
 def test_a_trace_is_simulated_as_it_is(tmp_path: Path, orch: RunOrch) -> None:

@@ -84,3 +84,25 @@ def test_a_document_is_a_page_a_system_or_a_campaign() -> None:
     assert "sgl-project/sglang-jax/docs/performance/qwen3_benchmark.md" in names
     assert any(name.endswith("llama_3_1_70b_h100_sxm_vllm_fp8") for name in names)
     assert not any("@" in name for name in names)
+
+
+def test_odd_rows_are_left_out_or_scored_and_never_fail(tmp_path: Path) -> None:
+    """Each change of a good row is scored, or left out with a reason; other columns may lack."""
+    rows = read(SERVING)
+    changes = (
+        {"chips": "0"}, {"tp": "3"}, {"tp": "0"}, {"dp": "0"}, {"ep": "7"}, {"output_len": "-3"},
+        {"input_len": "1e9"}, {"weights_dtype": "fp6"}, {"concurrency_or_rate": ""},
+        {"tpot_ms": "nan"}, {"framework": ""}, {"chips": "4000"}, {"model": ""}, {"source": ""},
+        {"output_tokens_per_s_total": "", "total_tokens_per_s": "", "tpot_ms": ""},
+    )  # fmt: skip
+    path = tmp_path / "odd.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [name for name in rows[0] if name != "params"])
+        writer.writeheader()
+        for change in changes:
+            row = {**rows[0], **change}
+            writer.writerow({name: row[name] for name in writer.fieldnames})
+    found = scored(path)
+    assert len(found.rows) + len(found.left_out) == len(changes)
+    # Eight requests are in work however many chips stand idle.
+    assert all(abs(row.output_tokens_error or 0) < 1 for row in found.rows)

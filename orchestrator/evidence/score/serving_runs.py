@@ -92,8 +92,10 @@ def is_serving(path: Path) -> bool:
 
 
 def read(path: Path) -> list[Row]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        return [{k: v or "" for k, v in row.items() if k} for row in csv.DictReader(file)]
+    """Return the rows of a file; a column that it lacks is empty."""
+    with path.open(encoding="utf-8-sig", newline="") as file, SERVING.open() as own:
+        empty = dict.fromkeys(next(csv.reader(own)), "")
+        return [empty | {k: v for k, v in row.items() if k and v} for row in csv.DictReader(file)]
 
 
 def runs_of(rows: list[Row]) -> tuple[list[ServingRun], list[tuple[str, str]]]:
@@ -133,7 +135,7 @@ def document_of(row: Row) -> str:
 
 
 def _number(text: str) -> float | None:
-    match = re.match(r"[0-9][0-9,]*(\.[0-9]+)?", text.strip())
+    match = re.match(r"[0-9][0-9,]*(\.[0-9]+)?(e[0-9]+)?", text.strip())
     return float(match[0].replace(",", "")) if match else None
 
 
@@ -177,7 +179,7 @@ def _run_of(name: str, row: Row) -> ServingRun:
         engine=engine,
         chip=chip_name,
         layout=layout,
-        copies=max(devices // as_int(layout.copy_devices), 1),
+        copies=int(max(min(devices // as_int(layout.copy_devices), concurrency), 1)),
         prompt=prompt,
         output=output,
         concurrency=concurrency,
@@ -250,7 +252,8 @@ def _types(row: Row, engine: str) -> tuple[StoredType, StoredType]:
 
 def _mesh_of(row: Row, model: Model, devices: int) -> tuple[int, int, int] | None:
     """Return the parts of requests, tensor and experts of a copy; None where nothing is stated."""
-    tensor, experts, data = _number(row["tp"]), _number(row["ep"]), row["dp"].strip()
+    tensor, experts = _number(row["tp"]) or None, _number(row["ep"])
+    data = row["dp"].strip()
     if "by table" in row["tp"]:  # of one pull request: four by two up to 32 requests, then eight
         few = (_number(row["concurrency_or_rate"]) or inf) <= 32
         tensor, data = (2, "4") if few else (1, "8")
@@ -261,13 +264,13 @@ def _mesh_of(row: Row, model: Model, devices: int) -> tuple[int, int, int] | Non
         if data == "attention dp":
             attention, tensor = int(tensor), 1
         elif data.isdigit():
-            attention = int(data)
+            attention = max(int(data), 1)
         if "enable_attention_dp" in row["note"] and tensor > 1 and (experts or 1) > 1:
             attention, tensor = int(tensor), 1
     copy = attention * int(tensor)
     if copy > devices:
         raise Unscorable(f"attention {attention} x tensor {int(tensor)} are over {devices} devices")
-    return attention, int(tensor), min(int(experts or 1), copy)
+    return attention, int(tensor), min(int(experts or 1), copy) if model.moe else 1
 
 
 def _laid_out(
