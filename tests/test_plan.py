@@ -134,9 +134,13 @@ def test_a_chips_compiler_options_are_the_plans_unless_the_spec_sets_them() -> N
     tuned = replace(spec, experiment=replace(spec.experiment, compiler_options=options))
     assert make_plan(tuned).compiler_options == of_chip | options
     padding = "xla_tpu_enable_sparse_core_reduce_scatter_padding"
-    for chip, own in (
-        ("v5p", {name: 32768}), ("tpu7x", {name: 65536, padding: True}), ("v4", {})
-    ):  # fmt: skip
+    sparse = "xla_tpu_enable_sparse_core_collective_offload_all_gather"
+    v5p = spec_of(TINY, sequences=16, length=64, chip="v5p", topology="2x2x4", pods=1)
+    of_v5p = make_plan(v5p).compiler_options
+    assert (of_v5p[name], of_v5p[sparse], of_v5p["xla_sc_enable_instruction_fusion"]) == (
+        32768, True, False
+    )  # fmt: skip
+    for chip, own in (("tpu7x", {name: 65536, padding: True}), ("v4", {})):
         spec = spec_of(TINY, sequences=16, length=64, chip=chip, topology="2x2x4", pods=1)
         assert make_plan(spec).compiler_options == own
     other = spec_of(TINY, sequences=16, length=64, chip="v5e", topology="4x4", pods=1)
