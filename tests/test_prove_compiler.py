@@ -20,7 +20,7 @@ from orchestrator.proving.compiler import (
 from orchestrator.proving.verdict import ProofResult, prove
 from orchestrator.values import codec
 from orchestrator.values.model import MixtureOfExperts, Model
-from orchestrator.values.plan import plan_digest
+from orchestrator.values.plan import plan_digest, program_digest
 from orchestrator.values.spec import MeshRequest, Spec, TensorTreatments
 from tests.conftest import ROOT
 from tests.example_specs import spec_of
@@ -220,7 +220,7 @@ def test_the_proof_depends_on_what_the_process_loaded(
     proven: tuple[ProofResult, list[str], Path],
 ) -> None:
     """The trainer and the policies, what reads the program, and the compiler's packages."""
-    [path] = proofs_folder().glob(f"{proven[0].plan.digest}.*")
+    [path] = proofs_folder().glob(f"{program_digest(proven[0].plan)}.*")
     code = codec.from_json(path.read_bytes(), CacheEntry).compiled.code
     assert {
         "trainers.llama.model",

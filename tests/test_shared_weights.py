@@ -1,5 +1,6 @@
-"""Weights shared between slices: on request alone, with lines of their own, trained and resumed."""
+"""Weights shared between slices, on request or as the search of GPUs chooses: planned, trained."""
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from orchestrator.drive.driver import _select, _SliceRequest
 from orchestrator.launch.backend import Slice
 from orchestrator.network.decoder import decoder
 from orchestrator.planning.calibrated import layout_of
+from orchestrator.planning.contenders import make_contenders
 from orchestrator.planning.infeasible import Infeasible
 from orchestrator.planning.planner import make_plan, plan_on
+from orchestrator.planning.ranking import ranked_s_per_token
 from orchestrator.planning.rehearsal import rehearse
 from orchestrator.planning.step_work import _reductions
 from orchestrator.values.plan import Plan
@@ -196,3 +199,43 @@ def test_a_run_is_resumed_with_and_without_sharing(tmp_path: Path) -> None:
         assert before == 3 * done
         losses += more
     assert losses == pytest.approx(straight, rel=1e-5)
+
+
+def nodes(model: str, pods: int, sequences: int, mesh: MeshRequest | None = None) -> Spec:
+    """Nodes of eight H100."""
+    return spec_of(
+        model, chip="h100", topology="8", pods=pods, sequences=sequences, length=8192, mesh=mesh
+    )
+
+
+def test_the_search_chooses_how_many_domains_of_gpus_share_weights() -> None:
+    """Of all numbers of domains, the plan that the ranking puts first."""
+    spec = nodes("llama3-70b", 32, 256)
+    chosen = make_plan(spec)
+    pinned = []
+    for shared in (1, 2, 4, 8, 16, 32):
+        mesh = MeshRequest(fsdp_dcn=shared)
+        with suppress(Infeasible):
+            pinned.append(make_plan(nodes("llama3-70b", 32, 256, mesh)))
+    best = min(pinned, key=ranked_s_per_token)
+    assert chosen.mesh == best.mesh
+    assert chosen.mesh["fsdp_dcn"] > 1
+    assert chosen.spec_digest == make_plan(replace(spec, name="other")).spec_digest
+    for each in make_contenders(spec, 3):
+        assert each.plan.mesh["fsdp_dcn"] == chosen.mesh["fsdp_dcn"]
+
+
+def test_a_small_model_keeps_a_copy_in_each_domain() -> None:
+    assert make_plan(nodes("llama3-8b", 4, 128)).mesh["fsdp_dcn"] == 1
+
+
+def test_16384_gpus_are_planned() -> None:
+    plan = make_plan(nodes("llama3-405b", 2048, 2048))
+    assert plan.devices == 16_384
+    assert plan.mesh["pods"] * plan.mesh["fsdp_dcn"] == 2048
+    assert plan.forecast.fits
+
+
+def test_a_model_that_no_sharing_fits_is_refused() -> None:
+    with pytest.raises(Infeasible):
+        make_plan(nodes("llama3-405b", 2, 16))

@@ -40,12 +40,16 @@ def make_contenders(spec: Spec, most: int, room_bytes: float = 0.0) -> list[Cont
     plan, each of another mesh, policy or number of microbatches; the spec's own first. With
     `room_bytes` only those that leave so much more of the memory.
     """
+    first = make_plan(spec)
+    shared = first.mesh[SHARED]
+    if shared > 1:  # the search of GPUs chooses it, and that of one plan takes it as given
+        mesh = replace(spec.resources.mesh, **{SHARED: shared})
+        spec = replace(spec, resources=replace(spec.resources, mesh=mesh))
     request = search_request(spec)
     chip = request.chip
     if room_bytes:
         usable = replace(chip.hbm_usable_bytes, value=chip.hbm_usable_bytes.value - room_bytes)
         request = replace(request, chip=replace(chip, hbm_usable_bytes=usable))
-    first = make_plan(spec)
     step_s = first.forecast.step_s
     uncertain = (step_s.high or step_s.likeliest) / step_s.likeliest
     choices = _choices(request, search(request).candidates, most, uncertain)

@@ -17,8 +17,8 @@ from orchestrator.planning.collectives import per_layer
 from orchestrator.planning.forecast import add, forecast, plus, typical
 from orchestrator.planning.infeasible import Infeasible, infeasible
 from orchestrator.planning.layout import Training
-from orchestrator.planning.ranking import RULE, RankedChoice, ranked_choices
-from orchestrator.planning.torus import spans_of
+from orchestrator.planning.ranking import RULE, RankedChoice, ranked_choices, ranked_s_per_token
+from orchestrator.planning.torus import divisors, spans_of
 from orchestrator.values import plan as values
 from orchestrator.values.model import Model
 from orchestrator.values.spec import Batch, MeshRequest, Pods, Spec
@@ -34,11 +34,30 @@ def make_plans(spec: Spec, most: int) -> list[values.Plan]:
     if spec.experiment.stages:
         return [joined(spec, placed(spec, list(_stage_plans(spec))))]
     request = search.search_request(spec)
+    if request.chip.switched and request.pods > 1 and spec.resources.mesh.fsdp_dcn is None:
+        return _plans_over_nodes(spec, request.pods, most)
     result = search.search(request)
     ranked = ranked_choices(request, result.candidates, most)
     if not ranked:
         raise infeasible(spec, request, result)
     return [_write_plan(spec, request, result, choice) for choice in ranked]
+
+
+def _plans_over_nodes(spec: Spec, domains: int, most: int) -> list[values.Plan]:
+    """Return plans in which a number of domains shares one copy of the weights: a GPU's domain is
+    small, so the search chooses how many, with a copy in each as one candidate among others.
+    """
+    made, refused = list[values.Plan](), list[Infeasible]()
+    for shared in divisors(domains):
+        try:
+            made += make_plans(
+                nearest_specs.changed(spec, {f"{nearest_specs.MESH}.fsdp_dcn": shared}), most
+            )
+        except Infeasible as error:
+            refused.append(error)
+    if not made:
+        raise refused[-1]  # the one that shares most, and so needs the least memory
+    return sorted(made, key=ranked_s_per_token)[:most]
 
 
 # Smaller lines of a step, cuts of a line and gains in days are not worth a change.

@@ -191,11 +191,11 @@ def passed_over(plan: Plan, other: Plan) -> Reason | None:
 
 def loss(plan: Plan, other: Plan) -> float:
     """Return the share by which another takes longer for a token, as the ranking counts it."""
+    return ranked_s_per_token(other) / ranked_s_per_token(plan) - 1
 
-    def ranked_s(ranked: Plan) -> float:
-        step_s = ranked.forecast.step_s
-        unhidden_s = step_s.unoverlapped - ranked.forecast.hidden_s
-        never_hidden_s = ranked.forecast.never_hidden_s
-        return ((step_s.lower + unhidden_s) / 2 + never_hidden_s) / ranked.batch.tokens
 
-    return ranked_s(other) / ranked_s(plan) - 1
+def ranked_s_per_token(ranked: Plan) -> float:
+    step_s = ranked.forecast.step_s
+    unhidden_s = step_s.unoverlapped - ranked.forecast.hidden_s
+    never_hidden_s = ranked.forecast.never_hidden_s
+    return ((step_s.lower + unhidden_s) / 2 + never_hidden_s) / ranked.batch.tokens

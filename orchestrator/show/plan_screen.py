@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from orchestrator import formatting as fmt
-from orchestrator.network.mesh_axes import ICI_AXES, in_use
+from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN, in_use
 from orchestrator.network.rematerialization import summary_of, text_of
 from orchestrator.planning.offers import DeadlineOdds
 from orchestrator.planning.plan_warnings import warning_texts
@@ -170,7 +170,7 @@ def _runners_up(plans: Sequence[Plan]) -> list[ui.Part]:
     has_estimate = all(plan.forecast.step_s.expected is not None for plan in plans)
     # The axes inside a pod that any of the plans uses.
     used = {axis for plan in plans for axis in in_use(plan.mesh, plan.mesh)}
-    axes = tuple(axis for axis in ICI_AXES if axis in used)
+    axes = tuple(axis for axis in (*SHARED_OVER_DCN, *ICI_AXES) if axis in used)
 
     def mesh(plan: Plan) -> str:
         return ".".join(str(plan.mesh[axis]) for axis in axes)

@@ -432,10 +432,10 @@ class MeshRequest(codec.Value):
         tensor: The number of parts into which heads, d_ff and the vocabulary are split.
         fsdp_dcn: The number of pods that share one copy of the weights over the data-center
             network; it divides the number of pods. With auto it is 1: each pod has its own copy,
-            and only gradients cross.
+            and only gradients cross; between NVLink domains of GPUs the search chooses it.
     """
 
-    # The search chooses what is None. It shares weights between pods only on request.
+    # The search chooses what is None. It shares weights between TPU pods only on request.
     data: Annotated[codec.AxisSize | None, codec.about(notation="axis")] = None
     expert: Annotated[codec.AxisSize | None, codec.about(notation="axis")] = None
     fsdp: Annotated[codec.AxisSize | None, codec.about(notation="axis")] = None
