@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from orchestrator.run.runs import status as status
     from orchestrator.run.runs import studies as studies
     from orchestrator.run.serving import explain_serving as explain_serving
-    from orchestrator.run.serving import is_serving as is_serving
     from orchestrator.run.serving import load_serving as load_serving
     from orchestrator.run.serving import plan_serving as plan_serving
     from orchestrator.run.serving import score_serving as score_serving
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from orchestrator.run.specs import create_spec as create_spec
     from orchestrator.run.specs import deadline_odds as deadline_odds
     from orchestrator.run.specs import diff as diff
+    from orchestrator.run.specs import is_serving as is_serving
     from orchestrator.run.specs import is_study as is_study
     from orchestrator.run.specs import key_help as key_help
     from orchestrator.run.specs import known_proof as known_proof
@@ -86,10 +86,10 @@ _MODULES = {
     " prove_stages report score write_choice",
     "run.records": "sync ui",
     "run.runs": "cancel follow follow_logs logs remove runs status studies",
-    "run.serving": "explain_serving is_serving load_serving plan_serving score_serving"
+    "run.serving": "explain_serving load_serving plan_serving score_serving"
     " serving_frontier serving_load serving_offers",
-    "run.specs": "create_spec deadline_odds diff is_study key_help known_proof line_cut load"
-    " offers plan plans with_proof",
+    "run.specs": "create_spec deadline_odds diff is_serving is_study key_help known_proof line_cut"
+    " load offers plan plans with_proof",
     "run.studies": "study submit_study",
     "run.submit": "resume submit",
     "show.pages": "write_forecast write_frontier write_offers write_report write_schedule",

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,12 +14,14 @@ from orchestrator.planning.offers import PlanWithOdds
 from orchestrator.planning.plan_warnings import make_warning
 from orchestrator.reading.load import missing_inputs
 from orchestrator.run.progress import interruptible, offer_command, spec_command, stage_option
-from orchestrator.serving.cheapest import ServingOffer
 from orchestrator.show.parts import Detail
 from orchestrator.show.plan_screen import plan_screen, stages_screen
 from orchestrator.show.terminal import CommandResult, show_result
 from orchestrator.values.plan import Plan
 from orchestrator.values.spec import Spec
+
+if TYPE_CHECKING:  # few plans are of serving
+    from orchestrator.serving.cheapest import ServingOffer
 
 _ONE_SPEC = "the plan of one spec"
 _CHOSEN_SLICES = "the plan of chosen slices"
@@ -186,7 +188,7 @@ def _serving(
     return CommandResult(plan, lambda: serving_screen(plan, following, detail))
 
 
-def _taken(offer: ServingOffer) -> tuple[str, ...]:
+def _taken(offer: "ServingOffer") -> tuple[str, ...]:
     """Return the overrides that make a spec of an offer."""
     engine = offer.plan.serve.engine if offer.plan else ""
     return (

@@ -10,8 +10,6 @@ import numpy as np
 
 from orchestrator.evidence.explain.serving import ServingExplanation, derive
 from orchestrator.evidence.score import serving as evaluate
-from orchestrator.evidence.score.serving_runs import is_serving as has_serving_runs
-from orchestrator.reading.load import is_serving as describes_serving
 from orchestrator.reading.load_serving import load_serving as load
 from orchestrator.reading.offer_options import WrongOption, serving_request
 from orchestrator.serving.cheapest import ServingOffers
@@ -23,14 +21,6 @@ from orchestrator.serving.planner import loaded, make_serving_plan
 from orchestrator.values.serving import ServingPlan, ServingSpec
 
 ServingSource: TypeAlias = str | Path | ServingSpec  # the path of a spec, or a spec
-
-
-def is_serving(path: str | Path) -> bool:
-    """Return whether a YAML file says what to serve rather than what to train, or a CSV file has
-    serving runs.
-    """
-    found = Path(path)
-    return has_serving_runs(found) if found.suffix == ".csv" else describes_serving(found)
 
 
 def load_serving(path: str | Path, overrides: Sequence[str] = ()) -> ServingSpec:

@@ -15,6 +15,7 @@ from orchestrator.planning.witnesses import with_schedule
 from orchestrator.proving import proofs_folder
 from orchestrator.reading.examples import create
 from orchestrator.reading.expectations import KeyHelp, help_about
+from orchestrator.reading.load import is_serving as describes_serving
 from orchestrator.reading.load import is_study as describes_study
 from orchestrator.reading.load import load as load_spec
 from orchestrator.reading.offer_options import days_to_deadline, deadline_ahead, offer_request
@@ -36,6 +37,19 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
 def is_study(path: str | Path) -> bool:
     """Return whether a YAML file describes a study rather than one spec."""
     return describes_study(Path(path))
+
+
+def is_serving(path: str | Path) -> bool:
+    """Return whether a YAML file says what to serve rather than what to train, or a CSV file has
+    serving runs.
+    """
+    found = Path(path)
+    if found.suffix != ".csv":
+        return describes_serving(found)
+    # Plans need no published runs of serving.
+    from orchestrator.evidence.score.serving_runs import is_serving as has_runs  # noqa: PLC0415
+
+    return has_runs(found)
 
 
 def create_spec(
