@@ -24,7 +24,7 @@ from trainers.mesh import mesh_of
 _Tree = Any
 METRICS = ("loss", "grad_norm", "learning_rate")
 # Beginnings of the names of options that the compiler for CPU devices lacks or ignores.
-_FOR_ACCELERATORS = ("xla_tpu_", "xla_gpu_", "xla_enable_async_")
+_FOR_ACCELERATORS = ("xla_tpu_", "xla_sc_", "xla_gpu_", "xla_enable_async_")
 
 
 @dataclass(frozen=True, kw_only=True)
