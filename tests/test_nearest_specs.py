@@ -179,7 +179,7 @@ def test_the_pods_on_either_side_are_the_nearest() -> None:
 
 
 def test_a_domain_of_gpus_is_named_as_the_limit() -> None:
-    """70B on 64 nodes of 8 H100, a copy in each: four have to share one; larger chips are offered."""
+    """70B on 64 nodes of 8 H100, a copy in each: four must share one; larger chips are offered."""
     alone = MeshRequest(fsdp_dcn=1)
     spec = spec_of("llama3-70b", chip="h100", topology="8", pods=64, mesh=alone)
     refused = refusal(spec)
