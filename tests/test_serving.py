@@ -22,7 +22,7 @@ from orchestrator.reading.schema import serving_schema
 from orchestrator.serving import step
 from orchestrator.serving.layout import STORED_BYTES, decode, prefill
 from orchestrator.serving.meshes import layouts
-from orchestrator.serving.planner import Unserved, layout_of, make_serving_plan, mix_of
+from orchestrator.serving.planner import NotServed, layout_of, make_serving_plan, mix_of
 from orchestrator.values.serving import ServingMesh, ServingPlan, ServingSpec
 from tests.conftest import ROOT, RunOrch
 from tests.test_spec_schema import EditorLoader
@@ -273,7 +273,7 @@ def test_the_plan_is_the_best_of_its_layouts() -> None:
     for tensor in (2, 4, 8, 16):
         try:
             plan = planned(BOOK, f"resources.mesh.tensor={tensor}")
-        except Unserved:
+        except NotServed:
             continue
         assert plan.mesh["tensor"] == tensor
         found.append(plan.forecast.output_tokens_per_s.expected)
@@ -297,7 +297,7 @@ def test_a_slice_is_searched_in_a_tenth_of_a_second(path: Path) -> None:
 
 
 def test_a_wish_that_nothing_meets_names_the_nearest_that_is_met() -> None:
-    with pytest.raises(Unserved) as found:
+    with pytest.raises(NotServed) as found:
         planned(QWEN, "serve.tpot.time=2ms")
     text = str(found.value)
     assert "serve.tpot: 2 ms at p95 is met by no layout of v6e 2x4" in text
@@ -306,12 +306,12 @@ def test_a_wish_that_nothing_meets_names_the_nearest_that_is_met() -> None:
     wish = plan.serve.tpot
     assert wish is not None
     assert plan.forecast.tpot_s.expected <= wish.time
-    with pytest.raises(Unserved):  # and no much shorter one is met
+    with pytest.raises(NotServed):  # and no much shorter one is met
         planned(QWEN, f"serve.tpot.time={wish.time * 900:.4g}ms")
 
 
 def test_a_cache_without_room_has_its_arithmetic_and_a_way_out() -> None:
-    with pytest.raises(Unserved) as found:
+    with pytest.raises(NotServed) as found:
         planned(QWEN, "resources.topology=1x1")
     text = str(found.value)
     assert "weights take 61.02 GiB" in text
@@ -321,14 +321,14 @@ def test_a_cache_without_room_has_its_arithmetic_and_a_way_out() -> None:
 
 
 def test_too_many_requests_have_a_number_that_fits() -> None:
-    with pytest.raises(Unserved) as found:
+    with pytest.raises(NotServed) as found:
         planned(BOOK, "serve.concurrency=3000")
     [most] = [word for word in str(found.value).split() if "serve.concurrency=" in word]
     assert planned(BOOK, most.rstrip(",")).forecast.batch > 32
 
 
 def test_an_overload_names_the_replicas_that_serve_it() -> None:
-    with pytest.raises(Unserved) as found:
+    with pytest.raises(NotServed) as found:
         planned(DEEPSEEK, "serve.requests_per_s=200")
     [option] = [word for word in str(found.value).split() if "resources.replicas=" in word]
     plan = planned(DEEPSEEK, "serve.requests_per_s=200", option.rstrip(","))

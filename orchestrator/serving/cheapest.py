@@ -8,7 +8,7 @@ from orchestrator import catalog
 from orchestrator.errors import NoSuchSlice, SpecError
 from orchestrator.formatting import DAY_S, HOUR_S
 from orchestrator.planning.offers import OfferRequest
-from orchestrator.serving.planner import Unserved, make_serving_plan
+from orchestrator.serving.planner import NotServed, make_serving_plan
 from orchestrator.values.codec import Value
 from orchestrator.values.serving import ANY_ENGINE, ServingPlan, ServingSpec
 
@@ -120,6 +120,6 @@ def _served(spec: ServingSpec) -> ServingPlan:
         resources = replace(spec.resources, replicas=more)
         try:
             return make_serving_plan(replace(spec, resources=resources))
-        except Unserved as error:
+        except NotServed as error:
             last = error
     raise last

@@ -10,7 +10,7 @@ import numpy as np
 from orchestrator.planning.torus import Floats
 from orchestrator.serving import step
 from orchestrator.serving.layout import AXES
-from orchestrator.serving.planner import ANY_WISH, Unserved, mix_of, searched
+from orchestrator.serving.planner import ANY_WISH, NotServed, mix_of, searched
 from orchestrator.values.codec import Value
 from orchestrator.values.serving import ServingSpec
 
@@ -106,7 +106,7 @@ def serving_frontier(spec: ServingSpec) -> ServingFrontier:
                 )
             )
     if not points:
-        raise Unserved(f"{spec.name}: no layout of its slice serves a request")
+        raise NotServed(f"{spec.name}: no layout of its slice serves a request")
     meeting = [i for i, point in enumerate(points) if point.meets_wishes]
     best = max(meeting, key=lambda i: points[i].output_tokens_per_s_chip, default=None)
     return ServingFrontier(

@@ -44,7 +44,7 @@ _STEPS_OF_TWO = 4  # numbers of requests that are tried between one and its doub
 ANY_WISH = Wish(time=float("inf"))
 
 
-class Unserved(SpecError):
+class NotServed(SpecError):
     """No layout of the slice serves the spec. The text has the arithmetic and a way out."""
 
     is_prose = True
@@ -136,7 +136,7 @@ def searched(spec: ServingSpec) -> Searched:
     topology = catalog.topology(chip, resources.topology)
     layout = layouts(chip, topology, serve.model, serve.weights, serve.kv_cache, resources.mesh)
     if layout is None:
-        raise Unserved(_no_mesh_text(spec))
+        raise NotServed(_no_mesh_text(spec))
     engine = constants_of(serve.engine, chip.name)
     # Every copy holds at least the longest request, and as many as have room at their full length.
     longest = max(x.tokens for x in serve.prompt) + max(x.tokens for x in serve.output)
@@ -144,7 +144,7 @@ def searched(spec: ServingSpec) -> Searched:
     most = layout.most_requests(chunk, mix_of(serve).prompt + mix_of(serve).output)
     most = np.where(layout.most_requests(chunk, longest) < 1, 0, most)
     if not (most >= 1).any():
-        raise Unserved(_no_room_text(spec, layout, longest))
+        raise NotServed(_no_room_text(spec, layout, longest))
     replicas = resources.replicas * layout.mesh["data"]
     if serve.concurrency is not None:
         batch: Any = serve.concurrency / replicas
@@ -164,22 +164,22 @@ def searched(spec: ServingSpec) -> Searched:
         fits = served & (most >= 1)
         if not fits.any():
             most_s = float((rate * replicas).max())
-            raise Unserved(_overload_text(spec, serve.requests_per_s, most_s))
+            raise NotServed(_overload_text(spec, serve.requests_per_s, most_s))
     else:
         fits = (points.batch <= most + 1e-9) & (points.batch >= 1) & (most >= 1)
         if not fits.any():
-            raise Unserved(_too_many_text(spec, layout, most))
+            raise NotServed(_too_many_text(spec, layout, most))
     return Searched(spec, layout, most, points, fits, engine)
 
 
 def make_serving_plan(spec: ServingSpec) -> ServingPlan:
-    """Return the layout with the most output tokens/s that meets the wishes, or raise `Unserved`;
+    """Return the layout with the most output tokens/s that meets the wishes, or raise `NotServed`;
     at a given rate of requests, the one with the least time between tokens.
     """
     found = searched(spec)
     met = found.fits & (found.excess <= 1)
     if not met.any():
-        raise Unserved(_unmet_text(found))
+        raise NotServed(_unmet_text(found))
     points = found.points
     worth = points.output_tokens_per_s
     if spec.serve.requests_per_s is not None:
@@ -387,7 +387,7 @@ def _overload_text(spec: ServingSpec, wanted: float, most: float) -> str:
         more = replace(spec, resources=replace(spec.resources, replicas=replicas))
         try:
             made = make_serving_plan(more)
-        except Unserved:
+        except NotServed:
             continue
         share = made.forecast.batch / made.forecast.max_batch
         return (

@@ -18,7 +18,7 @@ _PRODUCTS: dict[StoredType, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-class Work(NamedTuple):
+class PassWork(NamedTuple):
     """Seconds of each kind of work in a pass at the peaks of one device, and layers."""
 
     layers: Number
@@ -49,12 +49,12 @@ def hbm_rate(layout: Serving) -> float:
     return layout.chip.hbm_bytes_per_s.value / layout.chip.devices
 
 
-def work_of(layout: Serving, work: Pass) -> Work:
+def work_of(layout: Serving, work: Pass) -> PassWork:
     products, memory = product_rate(layout, layout.weights), hbm_rate(layout)
     own = work.sequences / layout.requests_split
     expert_bytes, expert_flops = layout.expert_weight_bytes(work), layout.expert_flops(work)
     links = layout.links
-    return Work(
+    return PassWork(
         layers=layout.network.layers,
         mixture_layers=layout.network.mixture_layers,
         weights=layout.shared_weight_bytes / memory,
@@ -68,21 +68,21 @@ def work_of(layout: Serving, work: Pass) -> Work:
     )
 
 
-def lower_s(work: Work) -> Number:
+def lower_s(work: PassWork) -> Number:
     """The seconds of a pass in which memory, products and links all work at their peak at once."""
     read = work.weights + work.cache + work.expert_weights
     multiplied = work.matmul + work.attention + work.expert_matmul
     return np.maximum(np.maximum(read, multiplied), work.exchange)
 
 
-def expected_s(work: Work, engine: EngineConstants, products: Number = 1.0) -> Number:
+def expected_s(work: PassWork, engine: EngineConstants, products: Number = 1.0) -> Number:
     """The seconds of a pass of an engine: layer by layer, matrices, attention, sums and experts one
     after another, each as slow as memory or products make it. `products` slows products.
     """
     return sum(parts(work, engine, products).values())
 
 
-def parts(work: Work, engine: EngineConstants, products: Number = 1.0) -> dict[str, Number]:
+def parts(work: PassWork, engine: EngineConstants, products: Number = 1.0) -> dict[str, Number]:
     matmul = np.maximum(engine.matmul * products, 1.0)
     return {
         "layers": work.layers * engine.layer_s + work.mixture_layers * engine.mixture_s,
@@ -126,7 +126,7 @@ class Mix(NamedTuple):
         return self.prompt / min(self.chunk, self.prompt)
 
 
-def mix_work(layout: Serving, batch: Number, mix: Mix) -> tuple[Work, Work]:
+def mix_work(layout: Serving, batch: Number, mix: Mix) -> tuple[PassWork, PassWork]:
     """Return the work of a decoding step in the mean, and of a chunk of prompts."""
     tokens = min(mix.chunk, mix.prompt)
     return (
@@ -135,7 +135,7 @@ def mix_work(layout: Serving, batch: Number, mix: Mix) -> tuple[Work, Work]:
     )
 
 
-def rates(decoded: Work, chunked: Work, chunks: Number, engine: EngineConstants) -> Rates:
+def rates(decoded: PassWork, chunked: PassWork, chunks: Number, engine: EngineConstants) -> Rates:
     """Return what a mix needs with an engine. A chunk joins a step that reads the weights in any
     case, so it adds products and sums alone.
     """
@@ -149,13 +149,13 @@ def rates(decoded: Work, chunked: Work, chunks: Number, engine: EngineConstants)
     )
 
 
-def bound_tpot_s(decoded: Work, chunked: Work, prompts: Number) -> Number:
+def bound_tpot_s(decoded: PassWork, chunked: PassWork, prompts: Number) -> Number:
     """The least mean seconds between tokens where each step prefills so many chunks: memory,
     products and links all do their work at the peak at once.
     """
     added = chunked._replace(weights=0.0, expert_weights=0.0, cache=0.0)
     total = [own + prompts * more for own, more in zip(decoded, added, strict=True)]
-    return lower_s(Work(*total))
+    return lower_s(PassWork(*total))
 
 
 # --- waiting, where requests arrive at random

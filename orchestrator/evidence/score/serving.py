@@ -17,7 +17,7 @@ from orchestrator.catalog.serving import ServingConstants, constants_of, learned
 from orchestrator.errors import SpecError
 from orchestrator.evidence.score.serving_runs import SERVING, ServingRun, read, runs_of
 from orchestrator.serving import step
-from orchestrator.serving.step import Work
+from orchestrator.serving.step import PassWork
 from orchestrator.values.codec import Value
 from orchestrator.values.serving import ANY_ENGINE, EngineConstants
 
@@ -99,8 +99,8 @@ class _Figures:
     runs: tuple[ServingRun, ...]
     kind: NDArray[np.int64]  # 0 output tokens/s, 1 TPOT, 2 TTFT of a request by itself
     measured: Floats
-    decoded: Work
-    chunked: Work
+    decoded: PassWork
+    chunked: PassWork
     chunks: Floats
     batch: Floats
     output: Floats
@@ -117,7 +117,7 @@ class _Figures:
             if each.name not in {"runs", "decoded", "chunked"}
         }
         for name in ("decoded", "chunked"):
-            changed[name] = Work(*(part[rows] for part in getattr(self, name)))
+            changed[name] = PassWork(*(part[rows] for part in getattr(self, name)))
         picked = np.arange(len(self.runs))[rows].tolist()
         return replace(self, runs=tuple(self.runs[i] for i in picked), **changed)
 
@@ -136,7 +136,7 @@ def _figures(runs: Sequence[ServingRun]) -> _Figures:
     def column(part: int, name: str) -> Floats:
         return np.array([step.as_float(getattr(works[r.id][part], name)) for r, _, _ in entries])
 
-    decoded, chunked = (Work(*(column(i, name) for name in Work._fields)) for i in (0, 1))
+    decoded, chunked = (PassWork(*(column(i, name) for name in PassWork._fields)) for i in (0, 1))
     return _Figures(
         runs=tuple(run for run, _, _ in entries),
         kind=np.array([kind for _, kind, _ in entries]),
@@ -151,7 +151,7 @@ def _figures(runs: Sequence[ServingRun]) -> _Figures:
     )
 
 
-def _mix(run: ServingRun, batch: float) -> tuple[Work, Work, float]:
+def _mix(run: ServingRun, batch: float) -> tuple[PassWork, PassWork, float]:
     half = run.prompt + run.output / 2
     mix = step.Mix(run.prompt, run.output, half, run.prompt, _CHUNK)
     return *step.mix_work(run.layout, batch, mix), mix.chunks
@@ -178,7 +178,7 @@ def _constants(logs: Floats) -> EngineConstants:
 
 
 @dataclass(frozen=True)
-class _Learned:
+class _Fit:
     """Deviations by group, and logarithms of versions."""
 
     groups: dict[tuple[str, ...], Floats]
@@ -200,7 +200,7 @@ class _Learned:
         return {key[1] for key in self.groups if key[:1] == ("engine",)}
 
 
-def _learn(figures: _Figures, steps: int = 25) -> _Learned:
+def _learn(figures: _Figures, steps: int = 25) -> _Fit:
     runs, names = figures.runs, len(_NAMES)
     keys = [
         ((), ("engine", run.engine), ("chip", run.chip), ("pair", run.engine, run.chip))
@@ -247,13 +247,13 @@ def _learn(figures: _Figures, steps: int = 25) -> _Learned:
         if np.abs(change).max() < 1e-4:
             break
     table = values[: names * len(groups)].reshape(-1, names)
-    return _Learned(
+    return _Fit(
         dict(zip(groups, table, strict=True)),
         dict(zip(versions, values[names * len(groups) :].tolist(), strict=True)),
     )
 
 
-def _held_out(runs: Sequence[ServingRun], key: str) -> Iterator[tuple[_Learned, list[ServingRun]]]:
+def _held_out(runs: Sequence[ServingRun], key: str) -> Iterator[tuple[_Fit, list[ServingRun]]]:
     """Yield what is learned without each document or engine, and the runs that were left out."""
     figures = _figures([run for run in runs if not run.weak])
     names = np.array([getattr(run, key) for run in figures.runs])
@@ -264,7 +264,7 @@ def _held_out(runs: Sequence[ServingRun], key: str) -> Iterator[tuple[_Learned, 
         yield (_learn(figures.at(rows)) if len(rows) < len(figures) else everything), left
 
 
-def _errors(figures: _Figures, made: _Learned) -> Floats:
+def _errors(figures: _Figures, made: _Fit) -> Floats:
     predicted = np.log(_forecast(figures, made.constants(figures.runs)))
     sign = np.where(figures.kind == 0, -1.0, 1.0)
     versions = np.array([made.version(run) for run in figures.runs])
