@@ -89,7 +89,7 @@ def prove_command(
     spec: Path, other: Path | None, overrides: tuple[str, ...], as_json: bool, trainer: str | None,
     **options: Any,
 ) -> None:  # fmt: skip
-    """Check the plan of SPEC with the real compiler for TPUs or GPUs. It needs neither.
+    """Check SPEC's plan with the real TPU or GPU compiler. It needs neither.
 
     It compiles the trainer's own step for the plan's topology, compares memory, collectives and
     FLOPs with the forecast, and shows where the compiler's schedule loses time. The result is

@@ -170,7 +170,8 @@ def _runners_up(plans: Sequence[Plan]) -> list[ui.Part]:
     has_estimate = all(plan.forecast.step_s.expected is not None for plan in plans)
     # The axes inside a pod that any of the plans uses.
     used = {axis for plan in plans for axis in in_use(plan.mesh, plan.mesh)}
-    axes = tuple(axis for axis in (*SHARED_OVER_DCN, *ICI_AXES) if axis in used)
+    shared = [axis for axis in SHARED_OVER_DCN if any(plan.mesh[axis] > 1 for plan in plans)]
+    axes = (*shared, *(axis for axis in ICI_AXES if axis in used))
 
     def mesh(plan: Plan) -> str:
         return ".".join(str(plan.mesh[axis]) for axis in axes)
