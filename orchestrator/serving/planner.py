@@ -48,7 +48,7 @@ class NotServed(SpecError):
     """No layout of the slice serves the spec. The text has the arithmetic and a way out."""
 
     is_prose = True
-    code = "unserved"
+    code = "not_served"
 
 
 def mix_of(serve: Serve) -> step.Mix:
