@@ -111,7 +111,7 @@ def test_setup_recovers_from_an_interruption(project: Path) -> None:
 def test_setup_installs_by_hash_and_with_bytecode(project: Path) -> None:
     """Every package comes from the lock by its hash; the project itself brings none along."""
     script = executable(project / "python", PYTHON)
-    make(project, "setup", f"PYTHON={script}")
+    make(project, "setup", f"PYTHON={script}", "GPU=")
     installs = re.findall(r"-m pip install.*", (project / "calls").read_text(encoding="utf-8"))
     assert len(installs) == 2
     assert all("--compile" in install for install in installs)

@@ -53,6 +53,13 @@ def by_tensor(plan: Plan) -> float:
     return {1: 7.34, 2: 6.74, 4: 6.36}.get(plan.mesh["tensor"], 8.0)
 
 
+def test_a_spec_with_a_choice_is_searched_as_if_it_had_none() -> None:
+    spec = load(SPEC)
+    assert spec.choice
+    assert spec.resources.mesh.fsdp == 1024
+    assert len({each.plan.mesh["tensor"] for each in make_contenders(spec, 3)}) == 3
+
+
 def test_contenders_are_programs_that_the_forecast_cannot_tell_apart() -> None:
     spec = load(SPEC)
     own = make_plan(spec)
@@ -86,10 +93,12 @@ def test_the_fastest_by_schedule_comes_first() -> None:
     found = search_programs(load(SPEC), 4, compile_plan=compiles(by_tensor))
     assert found.best.plan.mesh["tensor"] == 4
     assert found.best.scheduled_s == 6.36
-    order = [each.s_per_token for each in found.compared]
+    order = [float(f"{each.s_per_token:.3g}") for each in found.compared]
     assert order == sorted(order)
     assert found.choice.program == program_digest(found.best.plan)[:8]
     assert found.choice.compared == len(found.compared)
+    # As fast, and it changes more.
+    assert len(found.best.overrides) == 3
     # One of four compilations tries another setting of the winner's options.
     other = next(each for each in found.compared if "vmem" in " ".join(each.overrides))
     assert other.plan.mesh == found.best.plan.mesh

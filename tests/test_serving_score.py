@@ -19,6 +19,7 @@ def without_document() -> ServingScore:
     return cross_validated("document")
 
 
+@pytest.mark.slow  # learns anew without each document
 def test_goals_where_the_engine_is_known(without_document: ServingScore) -> None:
     """Issue: 18 % in the median and 45 % at p90, none above the bound, 75 to 90 % inside."""
     for part in without_document.summary:

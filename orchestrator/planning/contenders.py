@@ -5,9 +5,16 @@ from dataclasses import replace
 import numpy as np
 
 from orchestrator.network.mesh_axes import SHARED_OVER_DCN
-from orchestrator.network.rematerialization import text_of
+from orchestrator.network.rematerialization import AUTO, text_of
 from orchestrator.planning.feasibility import usable_axes
-from orchestrator.planning.nearest_specs import MESH, MICROBATCHES, REMAT, Change, overrides
+from orchestrator.planning.nearest_specs import (
+    MESH,
+    MICROBATCHES,
+    REMAT,
+    Change,
+    changed,
+    overrides,
+)
 from orchestrator.planning.planner import make_plan
 from orchestrator.planning.ranking import contenders, expected_s_of, kinds_of, pick
 from orchestrator.planning.search import (
@@ -21,7 +28,7 @@ from orchestrator.planning.search import (
 from orchestrator.planning.torus import axis_sizes
 from orchestrator.values.codec import Value
 from orchestrator.values.plan import Plan, program_digest
-from orchestrator.values.spec import Spec
+from orchestrator.values.spec import MeshRequest, Spec
 
 OPTIONS = "experiment.compiler_options"
 [SHARED] = SHARED_OVER_DCN
@@ -40,6 +47,10 @@ def make_contenders(spec: Spec, most: int, room_bytes: float = 0.0) -> list[Cont
     plan, each of another mesh, policy or number of microbatches; the spec's own first. With
     `room_bytes` only those that leave so much more of the memory.
     """
+    if spec.choice:  # what an earlier search pinned is chosen again
+        shares = MeshRequest(fsdp_dcn=spec.resources.mesh.fsdp_dcn)
+        spec = changed(spec, {REMAT: AUTO, MICROBATCHES: AUTO})
+        spec = replace(spec, choice=None, resources=replace(spec.resources, mesh=shares))
     first = make_plan(spec)
     shared = first.mesh[SHARED]
     if shared > 1:  # the search of GPUs chooses it, and that of one plan takes it as given

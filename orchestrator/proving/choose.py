@@ -122,7 +122,13 @@ def search_programs(
         winner = next(each for each in first if program_digest(each.plan) == best.program)
         after += [with_options(winner, options) for options in other_options(best.plan)]
     search.run([each for each in after if program_digest(each.plan) not in known][:spare])
-    compared = sorted(search.compared, key=lambda each: (each.s_per_token, each.expected_s))
+    # Of schedules that agree in three digits, the one that changes least comes first.
+    compared = sorted(
+        search.compared,
+        key=lambda each: (
+            float(f"{each.s_per_token:.3g}"), len(each.overrides), each.s_per_token, each.expected_s
+        ),
+    )  # fmt: skip
     if compared[0].s_per_token == inf:
         raise next(iter(search.errors), OrchError("no plan of these has a schedule"))
     return ProgramSearch(
