@@ -34,29 +34,26 @@ def make_plans(spec: Spec, most: int) -> list[values.Plan]:
     if spec.experiment.stages:
         return [joined(spec, placed(spec, list(_stage_plans(spec))))]
     request = search.search_request(spec)
-    if request.chip.switched and request.pods > 1 and spec.resources.mesh.fsdp_dcn is None:
-        return _plans_over_nodes(spec, request.pods, most)
     result = search.search(request)
     ranked = ranked_choices(request, result.candidates, most)
     if not ranked:
+        is_open = request.chip.switched and spec.resources.mesh.fsdp_dcn is None
+        if is_open and (shared := _plans_over_nodes(spec, request.pods, most)):
+            return shared
         raise infeasible(spec, request, result)
     return [_write_plan(spec, request, result, choice) for choice in ranked]
 
 
 def _plans_over_nodes(spec: Spec, domains: int, most: int) -> list[values.Plan]:
-    """Return plans in which a number of domains shares one copy of the weights: a GPU's domain is
-    small, so the search chooses how many, with a copy in each as one candidate among others.
+    """Return plans in which several domains share one copy of the weights, for a model of which no
+    domain has room for a copy: a GPU's is small, so the search chooses how many.
     """
-    made, refused = list[values.Plan](), list[Infeasible]()
-    for shared in divisors(domains):
-        try:
+    made = list[values.Plan]()
+    for shared in divisors(domains)[1:]:
+        with suppress(Infeasible):
             made += make_plans(
                 nearest_specs.changed(spec, {f"{nearest_specs.MESH}.fsdp_dcn": shared}), most
             )
-        except Infeasible as error:
-            refused.append(error)
-    if not made:
-        raise refused[-1]  # the one that shares most, and so needs the least memory
     return sorted(made, key=ranked_s_per_token)[:most]
 
 

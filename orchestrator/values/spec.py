@@ -432,7 +432,8 @@ class MeshRequest(codec.Value):
         tensor: The number of parts into which heads, d_ff and the vocabulary are split.
         fsdp_dcn: The number of pods that share one copy of the weights over the data-center
             network; it divides the number of pods. With auto it is 1: each pod has its own copy,
-            and only gradients cross; between NVLink domains of GPUs the search chooses it.
+            and only gradients cross; the search chooses it where an NVLink domain of
+            GPUs has no room for a copy.
     """
 
     # The search chooses what is None. It shares weights between TPU pods only on request.
