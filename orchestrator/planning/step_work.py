@@ -95,10 +95,9 @@ _LOGITS_TOUCHES, _LOGITS_BYTES = 7, 4
 class StepWork(Value):
     """Seconds of a step by kind, and how often gradients are reduced between how many slices.
     Attention and HBM are at peak rates, matmuls too but for what small products lose, links at the
-    rate that they reach. `gathers_s` and
-    `dcn_s` can run behind neighbouring layers; matmuls wait for `tensor_s`, except pieces of a
-    ring; nothing overlaps `serial_s`. `reductions_by_layer` assumes no accumulation. `row_moves`
-    counts rows of experts that a device moves one by one.
+    rate that they reach. `gathers_s` and `dcn_s` can run behind neighbouring layers; matmuls wait
+    for `tensor_s`, except pieces of a ring; nothing overlaps `serial_s`. `reductions_by_layer`
+    assumes no accumulation. `row_moves` counts rows of experts that a device moves one by one.
     """
 
     matmul_s: Number

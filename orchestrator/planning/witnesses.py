@@ -26,15 +26,14 @@ def with_schedule(plan: Plan, schedule: Schedule | None) -> Plan:
         return plan
     runs_width = log(was.high / was.low) / 2
     own_width = schedule_score().spread * (_NEVER_JUDGED if schedule.never_judged else 1.0)
-    weight, low, high = 0.0, was.low, was.high
-    if plan.forecast.extrapolations:
-        weight = runs_width**2 / (runs_width**2 + own_width**2)
+    is_unseen, low, high = bool(plan.forecast.extrapolations), was.low, was.high
+    weight = runs_width**2 / (runs_width**2 + own_width**2) if is_unseen else 0.0
+    expected = (1 - weight) * was.expected + weight * schedule.total_s
+    if is_unseen:
         # Both together know more than each; but not if they contradict each other.
         apart = abs(log(schedule.total_s / was.expected)) / hypot(runs_width, own_width)
         width = max(apart, 1.0) / hypot(1 / runs_width, 1 / own_width)
-        both = (1 - weight) * was.expected + weight * schedule.total_s
-        low, high = both / exp(width), both * exp(width)
-    expected = (1 - weight) * was.expected + weight * schedule.total_s
+        low, high = expected / exp(width), expected * exp(width)
     work_s = schedule.total_s - schedule.exposed_s
     lines = _lines(plan, weight, schedule.total_s, work_s - expected)
     expected = max(expected, work_s)

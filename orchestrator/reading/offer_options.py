@@ -49,17 +49,7 @@ def offer_request(
 ) -> OfferRequest:
     """Return the request. A stated price is for the spec's chip, if its topology is open."""
     names = _wanted_chips(chips) if chips is not None else _chips_of(resources)
-    kind = prices or "on-demand"
-    known = {name: catalog.chip(name) for name in names if name != resources.chip}
-    if resources.chip in names:
-        known[resources.chip] = catalog.chip_of(resources)
-    return OfferRequest(
-        by_days=_days_until(by, today),
-        budget_dollars=_dollars_of(budget),
-        chips=names,
-        prices=kind,
-        dollars_per_chip_hour=_prices_of(kind, known, resources, is_stated=prices is not None),
-    )
+    return _request(names, resources, by, budget, prices, today)
 
 
 def _prices_of(
@@ -77,6 +67,28 @@ def _prices_of(
     if not is_stated and resources.dollars_per_chip_hour is not None:
         per_hour[resources.chip] = resources.dollars_per_chip_hour
     return {name: per_hour[name] for name in known if name in per_hour}
+
+
+def _request(
+    names: tuple[str, ...],
+    resources: Resources | ServingResources,
+    by: str | float | datetime.date | None,
+    budget: str | float | None,
+    prices: str | None,
+    today: datetime.date,
+) -> OfferRequest:
+    """Return the request of these chips, the spec's own as its file defines it."""
+    kind = prices or "on-demand"
+    known = {name: catalog.chip(name) for name in names if name != resources.chip}
+    if resources.chip in names:
+        known[resources.chip] = catalog.chip_of(resources)
+    return OfferRequest(
+        by_days=_days_until(by, today),
+        budget_dollars=_dollars_of(budget),
+        chips=names,
+        prices=kind,
+        dollars_per_chip_hour=_prices_of(kind, known, resources, is_stated=prices is not None),
+    )
 
 
 def serving_request(
@@ -99,17 +111,7 @@ def serving_request(
         for name in set(names) - {*catalog.chips()}:
             must = f"chips of the catalog: {', '.join(catalog.chips())}"
             raise WrongOption("--chips", name or "empty", must)
-    kind = prices or "on-demand"
-    known = {name: catalog.chip(name) for name in names if name in catalog.chips()}
-    if resources.chip in names:
-        known[resources.chip] = catalog.chip_of(resources)
-    return OfferRequest(
-        by_days=_days_until(by, today),
-        budget_dollars=_dollars_of(budget),
-        chips=names,
-        prices=kind,
-        dollars_per_chip_hour=_prices_of(kind, known, resources, is_stated=prices is not None),
-    )
+    return _request(names, resources, by, budget, prices, today)
 
 
 def _chips_of(resources: Resources) -> tuple[str, ...]:

@@ -183,7 +183,7 @@ class LearnedFrom(Value):
 
 
 class Witness(Value):
-    """What one witness says of a step alone, and its share of what both together expect."""
+    """What one witness says of a step by itself, and its weight in what both expect."""
 
     name: Literal["published runs", "the compiler"]
     weight: float
