@@ -90,7 +90,7 @@ class Meter:
                     " good one"
                 )
         step_s, plan, peak = self._last_end - began, self._plan, self._peak_flops_per_s
-        rates: dict[str, float | None] = {}
+        rates: dict[str, Any] = {}
         if not self._startup:
             rates = {
                 "tokens_per_s_per_chip": plan.batch.tokens / step_s / plan.chips,

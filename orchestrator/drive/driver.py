@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 
@@ -117,6 +117,14 @@ class Monitor:
             if (saved.claim, saved.attempt) == (self.writer.number, self.args.attempt):
                 recorded = self.writer.record_checkpoint(saved.step, saved.sha256)
                 self.new_save = self.new_save or recorded
+        # What was seen is no reason to end a run whose disk is full: the next look records it.
+        with suppress(errors.JournalUnwritable):
+            for beat in beats.values():
+                if beat.host_check and beat.host_check.attempt == self.args.attempt:
+                    self.writer.record_host_check(beat.host_check)
+                for seen in beat.slowdowns:
+                    slow = beats.get(-1 if seen.rank is None else seen.rank)
+                    self.writer.record_slowdown(replace(seen, host=slow.place) if slow else seen)
         return now_s
 
     def _can_grow(self) -> bool:

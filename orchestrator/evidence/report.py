@@ -22,7 +22,7 @@ _SCHEMA = 5
 # Keys of a report whose values are those of the run, and those of its plan.
 _OF_RUN = (
     "run", "id", "name", "state", "reason", "rehearsal", "rehearses", "spec_digest", "steps",
-    "steps_done", "problems",
+    "steps_done", "problems", "slowdowns", "host_checks",
 )  # fmt: skip
 _OF_PLAN = ("chip", "chips", "devices", "pods", "model", "data")
 

@@ -15,6 +15,7 @@ from orchestrator.journal import boundary, files
 from orchestrator.journal.files import FileFault, RunPaths
 from orchestrator.values import codec
 from orchestrator.values import run as values
+from orchestrator.values.slowdowns import HostCheck, Slowdown
 
 SCHEMA = 4
 T = TypeVar("T")
@@ -66,6 +67,30 @@ class CheckpointSaved(_Event, frozen=True, kw_only=True, tag="checkpoint saved")
 
     checkpoint: values.SavedCheckpoint
 
+    @property
+    def attempt(self) -> int:
+        return self.checkpoint.attempt
+
+
+class SlowdownSeen(_Event, frozen=True, kw_only=True, tag="slowdown seen"):
+    """Steps of the running attempt are slow, or no longer: the newest event of a number counts."""
+
+    slowdown: Slowdown
+
+    @property
+    def attempt(self) -> int:
+        return self.slowdown.attempt
+
+
+class HostsChecked(_Event, frozen=True, kw_only=True, tag="hosts checked"):
+    """Every host of the running attempt was timed."""
+
+    check: HostCheck
+
+    @property
+    def attempt(self) -> int:
+        return self.check.attempt
+
 
 class Stopping(_Event, frozen=True, kw_only=True, tag="stopping"):
     reason: values.StateReason
@@ -95,7 +120,8 @@ class Repaired(_Event, frozen=True, kw_only=True, tag="repaired"):
     faults: tuple[str, ...]
 
 
-_AttemptChange = AttemptStarted | CheckpointSaved | Stopping | AttemptEnded
+_Seen = SlowdownSeen | HostsChecked
+_AttemptChange = AttemptStarted | CheckpointSaved | _Seen | Stopping | AttemptEnded
 AnyEvent = Submitted | Claimed | Pending | _AttemptChange | Ended | Repaired
 
 

@@ -20,6 +20,7 @@ from orchestrator.journal.liveness import DriverHeartbeat
 from orchestrator.values import codec
 from orchestrator.values.codec import Value
 from orchestrator.values.run import ProcessIdentity, SavedCheckpoint
+from orchestrator.values.slowdowns import HostCheck, Slowdown
 
 # Thirty missing heartbeats: a storage that fails over is silent for less.
 RENEWAL_LIMIT_S = 60.0
@@ -90,13 +91,19 @@ class Heartbeat(Value):
     at_s: float
     steps: int = 0  # of its main thread
     saved: SavedCheckpoint | None = None  # the newest that it knows to be whole
+    slowdowns: tuple[Slowdown, ...] = ()  # the newest, of the rank that watches the steps
+    host_check: HostCheck | None = None
     ended: bool = False  # it sends no other
     error: str | None = None  # what ended it
     error_repeats: bool = False  # every attempt would end so
 
     @property
+    def place(self) -> str:
+        return f"{self.process.host}, slice {self.slice_name}"
+
+    @property
     def location(self) -> str:
-        return f"process {self.process.pid} on {self.process.host}, slice {self.slice_name}"
+        return f"process {self.process.pid} on {self.place}"
 
 
 def read_heartbeats(run: Path, attempt: int) -> dict[int, Heartbeat]:
@@ -146,6 +153,17 @@ class HeartbeatWriter:
         """No step is done while another stage is compiled, as at a start."""
         self._heartbeat = replace(self._heartbeat, steps=0)
         self._write()
+
+    def report_seen(
+        self, slowdowns: tuple[Slowdown, ...] | None = None, check: HostCheck | None = None
+    ) -> None:
+        """Report what slows the steps, or the check of the hosts, with the next heartbeat."""
+        before = self._heartbeat
+        self._heartbeat = replace(
+            before,
+            slowdowns=before.slowdowns if slowdowns is None else slowdowns,
+            host_check=check or before.host_check,
+        )
 
     def report_saved(self, saved: SavedCheckpoint) -> None:
         """Report a whole checkpoint at once: it counts when the driver has recorded it."""

@@ -25,6 +25,7 @@ from orchestrator.values import codec
 from orchestrator.values import run as values
 from orchestrator.values.codec import Value
 from orchestrator.values.plan import Plan
+from orchestrator.values.slowdowns import HostCheck, Slowdown
 from orchestrator.values.spec import Spec
 
 _REPAIR = "it is repaired when nothing drives it"
@@ -90,6 +91,16 @@ class Writer:
 
     def newest_saves(self, most: int) -> tuple[values.SavedCheckpoint, ...]:
         return self._state.saves[-most:]
+
+    def record_slowdown(self, slowdown: Slowdown) -> None:
+        """Record a slowdown of the running attempt. The same again writes nothing."""
+        if self._state.slowdowns.get((slowdown.attempt, slowdown.number)) != slowdown:
+            self._append(events.SlowdownSeen(at_s=self._clock(), slowdown=slowdown))
+
+    def record_host_check(self, check: HostCheck) -> None:
+        """Record the check of the running attempt's hosts. The same again writes nothing."""
+        if check not in self._state.host_checks[-1:]:
+            self._append(events.HostsChecked(at_s=self._clock(), check=check))
 
     def record_stopping(self, reason: values.StateReason) -> None:
         self._append(events.Stopping(at_s=self._clock(), reason=reason))

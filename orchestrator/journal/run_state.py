@@ -15,6 +15,7 @@ from orchestrator.journal import events
 from orchestrator.journal.files import FileFault
 from orchestrator.values import run as values
 from orchestrator.values.codec import Value
+from orchestrator.values.slowdowns import HostCheck, Slowdown
 from orchestrator.values.spec import RetryLimits
 
 HEARTBEAT_S = 2.0
@@ -34,6 +35,12 @@ _ATTEMPT_ENDS: dict[values.AttemptReason, str] = {
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{12,}\b|\d+")
 
 
+# Events of the attempt that is running, and of no other.
+_OF_RUNNING = (
+    events.AttemptEnded, events.CheckpointSaved, events.SlowdownSeen, events.HostsChecked,
+)  # fmt: skip
+
+
 class RunState(Value):
     submitted: events.Submitted
     last: int  # the number of the newest event
@@ -48,6 +55,8 @@ class RunState(Value):
     ended: events.Ended | None = None
     saves: tuple[values.SavedCheckpoint, ...] = ()  # that count, the newest last
     plan_sums: dict[str, str] = field(default_factory=dict)
+    slowdowns: dict[tuple[int, int], Slowdown] = field(default_factory=dict)  # by attempt, number
+    host_checks: tuple[HostCheck, ...] = ()
     repaired: int = 0
     damage: tuple[FileFault, ...] = ()  # that nobody has accepted
     problems: tuple[str, ...] = ()
@@ -81,9 +90,8 @@ def violation(state: RunState, event: events.AnyEvent) -> str | None:
     running = state.open_attempt.number if state.open_attempt else None
     if isinstance(event, events.CheckpointSaved) and event.checkpoint.claim != state.writer:
         return f"claim {event.checkpoint.claim} is superseded by claim {state.writer}"
-    if isinstance(event, events.CheckpointSaved | events.AttemptEnded):
-        place = event if isinstance(event, events.AttemptEnded) else event.checkpoint
-        return None if place.attempt == running else f"attempt {place.attempt} is not running"
+    if isinstance(event, _OF_RUNNING):
+        return None if event.attempt == running else f"attempt {event.attempt} is not running"
     if isinstance(event, events.Stopping):
         return None
     if running is not None:
@@ -108,12 +116,7 @@ def apply(state: RunState, number: int, event: events.AnyEvent) -> RunState:
 
 
 def _changed(state: RunState, number: int, event: events.AnyEvent) -> RunState:
-    saved = event.checkpoint if isinstance(event, events.CheckpointSaved) else None
-    if isinstance(event, events.Claimed):
-        saved = event.adopted
-    if saved and state.open_attempt:
-        saves = (*state.saves, saved)
-        state = replace(state, attempts=_with_newest(state, saved_steps=saved.step), saves=saves)
+    state = _with_found(state, event)
     # Where nobody wrote down how a running attempt ended, it is lost.
     closed = _with_newest(state, reason="lost") if state.open_attempt else state.attempts
     idle = replace(state, attempts=closed, pending=None, stopping=None)
@@ -151,6 +154,22 @@ def _changed(state: RunState, number: int, event: events.AnyEvent) -> RunState:
             return replace(idle, ended=event)
         case events.Repaired():
             return replace(state, repaired=number)
+    return state
+
+
+def _with_found(state: RunState, event: events.AnyEvent) -> RunState:
+    """Return the state with what an event says of the attempt that is running."""
+    saved = event.checkpoint if isinstance(event, events.CheckpointSaved) else None
+    if isinstance(event, events.Claimed):
+        saved = event.adopted
+    if saved and state.open_attempt:
+        saves = (*state.saves, saved)
+        return replace(state, attempts=_with_newest(state, saved_steps=saved.step), saves=saves)
+    if isinstance(event, events.SlowdownSeen):
+        key = event.attempt, event.slowdown.number
+        return replace(state, slowdowns=state.slowdowns | {key: event.slowdown})
+    if isinstance(event, events.HostsChecked):
+        return replace(state, host_checks=(*state.host_checks, event.check))
     return state
 
 
@@ -235,6 +254,8 @@ def build_run(key: str, journal: str, state: RunState, observed: Observation) ->
         resumed_at=state.resumed_at,
         attempts=tuple(attempts),
         problems=(*state.problems, *observed.problems),
+        slowdowns=tuple(state.slowdowns.values()),
+        host_checks=state.host_checks,
     )
 
 

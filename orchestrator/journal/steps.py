@@ -23,6 +23,7 @@ from orchestrator.journal.run_state import StepSummary
 from orchestrator.storage import segments
 from orchestrator.values import codec
 from orchestrator.values import run as values
+from orchestrator.values.slowdowns import HostTimes
 
 _SYNC_EVERY_S = 5.0
 _RECENT_STEPS = 50
@@ -178,6 +179,7 @@ class _Step(msgspec.Struct, gc=False):
     peak_hbm_bytes: values.Count | None = None
     startup: values.Startup | None = None
     evaluation: values.Evaluation | None = None
+    hosts: HostTimes | None = None
 
 
 class _Line(msgspec.Struct, gc=False):
@@ -204,6 +206,7 @@ class StepTable:
     peak_hbm_bytes: Floats
     startups: Mapping[int, values.Startup]  # by the row of the first step
     evaluations: Mapping[int, values.Evaluation]  # by the row of the step before
+    hosts: Mapping[int, HostTimes]  # by the row of the step that they were told with
 
     def __len__(self) -> int:
         return len(self.index)
@@ -227,7 +230,7 @@ class StepTable:
         return StepTable(**columns)
 
 
-_BY_ROW = ("startups", "evaluations")
+_BY_ROW = ("startups", "evaluations", "hosts")
 _COLUMNS = tuple(field.name for field in fields(StepTable) if field.name not in _BY_ROW)
 _INTEGERS = ("index", "tokens")
 
@@ -291,6 +294,7 @@ class _Rows:
         self._parts = {name: [_column(name, [])] for name in _COLUMNS}
         self._startups: dict[int, values.Startup] = {}
         self._evaluations: dict[int, values.Evaluation] = {}
+        self._hosts: dict[int, HostTimes] = {}
         self._rows = 0
 
     def add(self, lines: Sequence[_Line | values.TimedStep]) -> None:
@@ -302,12 +306,15 @@ class _Rows:
                 self._startups[row] = step.startup
             if step.evaluation and step.evaluation.steps_done == step.index + 1:
                 self._evaluations[row] = step.evaluation
+            if step.hosts:
+                self._hosts[row] = step.hosts
         self._rows += len(lines)
 
     def table(self) -> StepTable:
         """Return the added rows as a table. Each column takes the place of its parts."""
-        columns = {name: np.concatenate(self._parts.pop(name)) for name in _COLUMNS}
-        return StepTable(**columns, startups=self._startups, evaluations=self._evaluations)
+        columns: dict[str, Any] = {name: np.concatenate(self._parts.pop(name)) for name in _COLUMNS}
+        by_row: dict[str, Any] = {name: getattr(self, f"_{name}") for name in _BY_ROW}
+        return StepTable(**columns, **by_row)
 
 
 def _column(name: str, rows: Sequence[object]) -> NDArray[Any]:

@@ -10,6 +10,7 @@ from orchestrator.journal.run_state import first_line
 from orchestrator.show import parts as ui
 from orchestrator.show.plan_text import resource_name
 from orchestrator.values.report import Badput, Gap, Goodput, NotCompared, Ratio, Report, Spread
+from orchestrator.values.slowdowns import worst_slowdowns
 from orchestrator.values.study import key_names, settings_text
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ _ENDS = ("value", "low", "high")
 _PODS = "resources.pods"
 _MEMORY = ("forecast", "compiled", "measured", "hbm")
 _SMALL = 0.01  # of the largest part of a gap: smaller parts are left out
+_SLOWDOWNS = 20  # are listed
 _SAME = 0.01  # rates this close are equal
 _PARTS = {
     "devices": "on the devices",
@@ -59,6 +61,7 @@ def report_screen(report: Report, page: str, next_command: str, detail: ui.Detai
         more = [ui.section("stages", stages), ui.section("where the time went", lost)]
     texts = [gap_text(report.gap)] if report.gap else []
     texts += [goodput_text(report.goodput)] if report.goodput else []
+    texts += slowdown_texts(report)[: None if detail == "full" else 1]
     figures = ui.section("figures", [ui.Table([*main_figures(report)], "<>w")])
     return ui.screen(first, figures, *more, ui.indent(texts), ending)
 
@@ -130,6 +133,16 @@ def goodput_text(goodput: Goodput) -> str:
     if lost_s:
         text += f"; most of the rest went into {CAUSES[name]}, {fmt.elapsed(lost_s)}"
     return f"{text}."
+
+
+def slowdown_texts(report: Report) -> list[str]:
+    """Return a sentence for each of the worst slowdowns, and for the newest check of the hosts."""
+    worst = worst_slowdowns(report.slowdowns)
+    texts = [f"{slowdown.text[0].upper()}{slowdown.text[1:]}." for slowdown in worst[:_SLOWDOWNS]]
+    if more := worst[_SLOWDOWNS:]:
+        lost_s = sum(slowdown.lost_s for slowdown in more)
+        texts.append(f"{len(more)} other slowdowns cost {fmt.elapsed_or_ms(lost_s)}.")
+    return [*texts, *(f"Hosts: {check.text}." for check in report.host_checks[-1:])]
 
 
 def main_figures(report: Report) -> Iterator[tuple[str, str, str]]:

@@ -18,6 +18,7 @@ from orchestrator.values.codec import short
 from orchestrator.values.goodput import Outlook
 from orchestrator.values.plan import Estimate, Plan
 from orchestrator.values.run import LIVE, Attempt, LogLine, Run, Status
+from orchestrator.values.slowdowns import Slowdown, worst_slowdowns
 from orchestrator.values.study import StudyStatus, kind_text
 
 _OF_MACHINE = {"unsteady_profile"}  # warnings about a rehearsal's own forecast
@@ -236,11 +237,25 @@ def _progress(status: Status) -> _Facts:
         yield "held-out", f"loss {loss}, perplexity {perplexity}, {took}"
     is_fewer = status.pods != status.requested_pods
     fewer = f" of {status.requested_pods} requested" if is_fewer else ""
+    for slowdown in worst_slowdowns(status.slowdowns)[:1]:
+        more = len(status.slowdowns) - 1
+        others = f"; {fmt.counted(more, 'other slowdown')}" if more else ""
+        yield "slow", f"{slowdown.text}{others}: {slowdown_command(slowdown, status)}"
     slices = status.attempts[-1].slices if status.attempts else ()
     yield "pods", f"{status.pods}{fewer}" + (f": {', '.join(slices)}" if slices else "")
 
 
+def slowdown_command(slowdown: Slowdown, run: Run) -> str:
+    """Return the command that shows more of a slowdown."""
+    storage = folder(run.journal).parent
+    if slowdown.rank is not None:
+        return run_command("logs", run.run, storage, "--rank", str(slowdown.rank))
+    return run_command("report", run.run, storage, "--full")
+
+
 def _surroundings(status: Status) -> _Facts:
+    for check in status.host_checks[-1:]:
+        yield "hosts", check.text
     if status.outlook:
         yield from _outlook(status.outlook)
     if status.rehearsal and status.forecast:

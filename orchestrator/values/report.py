@@ -8,6 +8,7 @@ from orchestrator.values.codec import Shown, Value
 from orchestrator.values.goodput import Outlook
 from orchestrator.values.plan import PlannedModel
 from orchestrator.values.run import Evaluation, Prediction, RunIdentity
+from orchestrator.values.slowdowns import HostCheck, Slowdown
 from orchestrator.values.spec import DataSource
 
 PredictionKind = Literal["lower", "expected", "unoverlapped"]
@@ -196,6 +197,8 @@ class Report(Shown, RunIdentity):
     stages: tuple[StageReport, ...] = ()
     stage_totals: StageTotals | None = None
     problems: tuple[str, ...] = ()
+    slowdowns: tuple[Slowdown, ...] = ()
+    host_checks: tuple[HostCheck, ...] = ()
 
     def _line(self) -> str:
         text = f"{self.run}: {self.state}, {self.steps_done:,} of {self.steps:,} steps"

@@ -9,6 +9,7 @@ from msgspec import Meta
 from orchestrator.values.codec import Value
 from orchestrator.values.goodput import Outlook
 from orchestrator.values.plan import Estimate, StageSpan
+from orchestrator.values.slowdowns import HostCheck, HostTimes, Slowdown
 
 _MOST_EXPONENT = 700.0  # of a number that a float can hold
 # What a line of steps may say: sums of a million of them can still be computed with.
@@ -108,7 +109,8 @@ class Step(Value):
     rates. `mfu` is None where the peak of the device is unknown. `peak_hbm_bytes` is the most
     that a device of the writing process has used so far, on the steps that measured it.
     `evaluation` is the newest of its attempt and stage: that after this step, if there is one. Its
-    seconds belong to no step.
+    seconds belong to no step. `compile_s` was spent compiling in the writing process. With several
+    processes `hosts` is what each measured of itself, on some steps.
     """
 
     index: Count
@@ -126,6 +128,8 @@ class Step(Value):
     trainer_metrics: dict[str, float] = field(default_factory=dict)
     startup: Startup | None = None
     evaluation: Evaluation | None = None
+    compile_s: Seconds = 0.0
+    hosts: HostTimes | None = None
 
     @property
     def own_evaluation(self) -> Evaluation | None:
@@ -255,7 +259,8 @@ class Run(RunIdentity):
 
     `pods` and `plan_digest` are those of the newest attempt; `steps_done` and `last_step` those of
     the newest attempt that did a step; `evaluation` is the newest. `resumed_at` is the number of
-    the first attempt since somebody last resumed the run. `problems` lists damaged or unexpected
+    the first attempt since somebody last resumed the run. `slowdowns` are what slowed its steps,
+    `host_checks` the checks of its hosts, the oldest first. `problems` lists damaged or unexpected
     files of the journal.
     """
 
@@ -281,6 +286,8 @@ class Run(RunIdentity):
     profile: tuple[int, int] | None
     study: str | None
     problems: tuple[str, ...]
+    slowdowns: tuple[Slowdown, ...] = ()
+    host_checks: tuple[HostCheck, ...] = ()
 
 
 class Prediction(Value):
