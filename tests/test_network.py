@@ -17,7 +17,9 @@ from orchestrator.network.mesh_axes import (
     GROUPS,
     ICI_AXES,
     LOGICAL_AXES,
-    SHARED_OVER_DCN,
+    MODEL_OVER_DCN,
+    OPTIONAL_AXES,
+    in_use,
 )
 from orchestrator.network.published import published_weights
 from orchestrator.network.rematerialization import POLICIES, policy, remat_of, text_of
@@ -129,7 +131,12 @@ def test_every_logical_axis_of_the_network_is_in_the_table(changes: dict[str, An
 
 def test_mesh_axes_are_those_that_a_spec_may_request() -> None:
     """Every axis has its key, but `pods`; each splits something or holds replicas."""
-    assert tuple(field.name for field in fields(MeshRequest)) == (*ICI_AXES, *SHARED_OVER_DCN)
+    keys = {field.name for field in fields(MeshRequest)}
+    assert (
+        keys
+        == {*ICI_AXES, *MODEL_OVER_DCN, "pipeline_chunks"}
+        == {*AXES, "pipeline_chunks"} - {"pods"}
+    )
     assert {axis for axes in LOGICAL_AXES.values() for axis in axes} == set(AXES)
 
 
@@ -150,7 +157,7 @@ def test_mesh_axes_exchange_what_they_declare() -> None:
         sent += exchanges(layout_of(plan, catalog.chip(plan.chip)))
     muon = replace(plan, optimizer=Optimizer(name="muon"))
     sent += exchanges(layout_of(muon, catalog.chip(plan.chip)))
-    for axis in _MESH_AXES:
+    for axis in (each for each in _MESH_AXES if each.name not in OPTIONAL_AXES):
         lines = {one.line for one in sent if axis.name in one.axes}
         assert lines == set(axis.exchanges), axis.name
 
@@ -299,9 +306,10 @@ def check_bytes(plan: Plan) -> None:
             ways[axes] = int(one.ways)
     program = load("llama").program(plan, abstract_mesh_of(plan))
     traced: defaultdict[tuple[str, ...], float] = defaultdict(float)
-    for (kind, dtype, axes, size), calls in count_collectives(
+    for (kind, dtype, over, size), calls in count_collectives(
         program.step.trace(program.state, program.batch, *program.rate(0)).jaxpr.jaxpr
     ).items():
+        axes = in_use(over, plan.mesh)
         # Vectors of kv heads are copied as the heads are; the ledger names the other axes alone.
         of_vector = len(axes) > 1 and axes[-1] == "copies" and "tensor" not in axes
         named = axes[:-1] if of_vector else axes
@@ -312,7 +320,8 @@ def check_bytes(plan: Plan) -> None:
 
 def traced_axes(plan: Plan, one: Exchange) -> tuple[str, ...]:
     """The axes as the trainer names them, which splits `tensor` where kv heads are copied."""
-    if one.axes[-1] != "tensor":
-        return one.axes
-    whole = one.ways == prod(plan.mesh[axis] for axis in one.axes)
-    return (*one.axes, "copies") if whole else ("copies",)
+    axes = in_use(one.axes, plan.mesh)
+    if axes[-1] != "tensor":
+        return axes
+    whole = one.ways == prod(plan.mesh[axis] for axis in axes)
+    return (*axes, "copies") if whole else ("copies",)

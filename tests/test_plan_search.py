@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from orchestrator.catalog.published import shared_efficiency
-from orchestrator.network.mesh_axes import AXES, ICI_AXES
+from orchestrator.network.mesh_axes import ICI_AXES, ways
 from orchestrator.network.rematerialization import Policy, policy, remat_of
-from orchestrator.planning.feasibility import placements
+from orchestrator.planning.feasibility import placements, sizes_by_name
 from orchestrator.planning.forecast import step_bounds
 from orchestrator.planning.layout import Training
 from orchestrator.planning.memory import peak_bytes
@@ -88,18 +88,18 @@ class Priced:
 
 
 def splits(length: int) -> list[tuple[int, ...]]:
-    """Ordered (data, expert, fsdp, sequence, tensor) that multiply to a length, by trying all.
+    """Ordered sizes of ICI_AXES that multiply to a length, by trying all.
 
-    A dense model has nothing for `expert`.
+    A dense model has nothing for `expert`, and nobody asked for a pipeline.
     """
     every = itertools.product(range(1, length + 1), repeat=4)
-    return [(data, 1, *others) for data, *others in every if data * prod(others) == length]
+    return [(1, data, 1, *others) for data, *others in every if data * prod(others) == length]
 
 
 def keeps_rules(spec: Spec, mesh: tuple[int, ...]) -> bool:
     """The divisibility rules, written once more, one at a time."""
     model, length = spec.experiment.model, spec.experiment.batch.length
-    _, _, fsdp, sequence, tensor = mesh
+    *_, fsdp, sequence, tensor = mesh
     mesh_request = spec.resources.mesh
     requested = tuple(getattr(mesh_request, axis) for axis in ICI_AXES)
     halves = 2 if sequence > 1 else 1
@@ -131,8 +131,8 @@ def batches(spec: Spec, replicas: int) -> list[int]:
 def brute(request: SearchRequest, spec: Spec, margin: float) -> Iterator[Priced]:
     """Every combination that is realizable and fits, with the best policy of each."""
     for factors in itertools.product(*(splits(axis.length) for axis in request.torus.axes)):
-        mesh = tuple(prod(row[i] for row in factors) for i in range(5))
-        replicas = request.pods * mesh[0] * mesh[2]
+        mesh = tuple(prod(row[i] for row in factors) for i in range(len(ICI_AXES)))
+        replicas = request.pods * mesh[ICI_AXES.index("data")] * mesh[ICI_AXES.index("fsdp")]
         if not keeps_rules(spec, mesh):
             continue
         for sequences in batches(spec, replicas):
@@ -242,7 +242,8 @@ def test_a_limit_on_replicas_loses_no_mesh() -> None:
     every, limited = (
         {tuple(row) for row in axis_sizes(placements(*arguments, most))} for most in (2**62, 27)
     )
-    assert limited == {mesh for mesh in every if mesh[0] * mesh[2] <= 27}
+    fed = {mesh for mesh in every if ways(sizes_by_name(np.array(mesh)), "batch") <= 27}
+    assert limited == fed
     assert limited
 
 
@@ -407,7 +408,8 @@ def test_the_best_expected_time_breaks_a_tie() -> None:
 def test_fewer_axes_break_a_tie_of_equal_times() -> None:
     """1B on 128 v6e chips: replicas beside fsdp cost nothing and bring nothing."""
     spec = spec_of("llama-1b", chip="v6e", topology="8x16", pods=1, sequences=2048, length=8192)
-    assert make_plan(spec).mesh == {**dict.fromkeys(AXES, 1), "fsdp": 128}
+    plan = make_plan(spec)
+    assert plan.mesh == {**dict.fromkeys(plan.mesh, 1), "fsdp": 128}
 
 
 def test_runners_up_are_the_best_of_other_kinds() -> None:

@@ -181,4 +181,4 @@ def test_the_catalog_counts_links_one_way() -> None:
     """A v5p axis carries 200 GB/s: two links, each 100 GB/s in one direction."""
     axis = slice_of("v5p", "16x20x28").axes[1]
     assert axis == _TorusAxis("y", 20, True, V5P_AXIS)
-    assert ICI_AXES == ("data", "expert", "fsdp", "sequence", "tensor")
+    assert ICI_AXES == ("pipeline", "data", "expert", "fsdp", "sequence", "tensor")

@@ -9,11 +9,11 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from orchestrator.errors import SpecError
-from orchestrator.network.mesh_axes import AXES, DCN_AXES
+from orchestrator.network.mesh_axes import DCN_AXES, sizes
 from orchestrator.values.plan import Plan
 from tests.trainer_plans import plan_of
 from trainers.llama.collectives import with_copies
-from trainers.mesh import abstract_mesh_of, mesh_of
+from trainers.mesh import abstract_mesh_of, axes_of, mesh_of
 
 # libtpu compiles without a TPU when it does not look for one.
 WITHOUT_TPU = {
@@ -81,7 +81,7 @@ def mesh_on(name: str) -> tuple[Plan, np.ndarray]:
 def test_every_device_has_its_place(name: str) -> None:
     """A mesh holds every device of the topology once, in the shape of the plan."""
     plan, grid = mesh_on(name)
-    assert grid.shape == tuple(plan.mesh[axis] for axis in AXES)
+    assert grid.shape == tuple(sizes(plan.mesh).values())
     assert len({device.id for device in grid.flat}) == plan.devices
 
 
@@ -89,7 +89,7 @@ def test_every_device_has_its_place(name: str) -> None:
 def test_a_step_along_an_axis_is_a_step_along_its_torus_axis(name: str) -> None:
     """Next neighbours in the mesh differ on one torus axis that the plan named, by its stride."""
     plan, grid = mesh_on(name)
-    for number, axis in enumerate(plan.axes):
+    for number, axis in enumerate(axes_of(plan)):
         spans = {s.torus: s.stride for s in axis.spans}
         along = np.moveaxis(grid, number, 0)
         for here, there in zip(along[:-1].flat, along[1:].flat, strict=True):
@@ -105,10 +105,11 @@ def test_a_step_along_an_axis_is_a_step_along_its_torus_axis(name: str) -> None:
 def test_slices_lie_along_the_axes_that_join_them() -> None:
     """Each index of `pods` and `fsdp_dcn` is one slice, and neighbours share weights."""
     plan, grid = mesh_on("four v5e:2x2")
-    between = tuple(plan.mesh[axis] for axis in DCN_AXES)
+    between = tuple(sizes(plan.mesh, DCN_AXES).values())
     slices = [{device.slice_index for device in of.flat} for of in grid.reshape(4, -1)]
     assert slices == [{0}, {1}, {2}, {3}]
-    assert between == grid.shape[:2] == (2, 2)
+    assert between == grid.shape[: len(DCN_AXES)]
+    assert (plan.mesh["pods"], plan.mesh["fsdp_dcn"]) == (2, 2)
 
 
 def difference(here: Any, there: Any) -> dict[str, int]:

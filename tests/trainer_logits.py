@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from orchestrator.network.mesh_axes import ways
 from trainers.contract import Program, place
 from trainers.llama import attention_kernels, parameters
 from trainers.llama.collectives import BATCH, MESH, SEQUENCE, TENSOR, all_gather
@@ -39,5 +40,5 @@ def logits_of(program: Program, runtime: Runtime, weights: Any, tokens: np.ndarr
     batch = place(program, lambda start, stop: tokens[start:stop])
     stored = np.asarray(jax.jit(body)(weights, batch))[..., : plan.model.vocab]
     natural = np.empty_like(stored)
-    natural[:, attention_kernels.order(plan.batch.length, plan.mesh[SEQUENCE])] = stored
+    natural[:, attention_kernels.order(plan.batch.length, ways(plan.mesh, "length"))] = stored
     return natural

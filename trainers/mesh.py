@@ -14,26 +14,34 @@ from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from orchestrator.errors import SpecError
-from orchestrator.network.mesh_axes import RING_AXES
-from orchestrator.values.plan import Plan, TorusSpan
+from orchestrator.network.mesh_axes import AXES, RING_AXES, link_of
+from orchestrator.values.plan import MeshAxis, Plan, TorusSpan
 
 _TORUS_AXES = ("x", "y", "z")
 _DIE_AXIS = "d"  # the devices of one chip
 
 
 def mesh_of(plan: Plan, devices: Sequence[jax.Device]) -> Mesh:
-    """Return the devices as an array with one dimension for each mesh axis of the plan."""
+    """Return the devices as an array with one dimension for each of AXES."""
     if len(devices) != plan.devices:
         raise SpecError(f"the plan is for {plan.devices} devices, here are {len(devices)}")
     lay = _by_coordinates if devices[0].platform == "tpu" else _by_order
-    names = abstract_mesh_of(plan).axis_names
-    return Mesh(lay(plan, devices), names, axis_types=(AxisType.Auto,) * len(names))
+    return Mesh(lay(plan, devices), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def abstract_mesh_of(plan: Plan) -> AbstractMesh:
     """Return the same mesh without devices: programs can be traced on it."""
-    sizes, names = zip(*((axis.size, axis.name) for axis in plan.axes), strict=True)
-    return AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
+    sizes = tuple(axis.size for axis in axes_of(plan))
+    return AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def axes_of(plan: Plan) -> list[MeshAxis]:
+    """Return all of AXES; those that the plan leaves out have size 1."""
+    planned = {axis.name: axis for axis in plan.axes}
+    return [
+        planned.get(name) or MeshAxis(name=name, size=1, link=link_of((name,)), spans=())
+        for name in AXES
+    ]
 
 
 def _by_coordinates(plan: Plan, devices: Sequence[jax.Device]) -> np.ndarray:
@@ -46,13 +54,14 @@ def _by_coordinates(plan: Plan, devices: Sequence[jax.Device]) -> np.ndarray:
     slices = sorted({place[0] for place in by_place})
     if len(slices) != plan.pods:
         raise SpecError(f"the plan is for {plan.pods} pods, here are {len(slices)} slices")
-    grid = np.empty([axis.size for axis in plan.axes], dtype=object)
-    between = [axis.size for axis in plan.axes if axis.link == "dcn"]
+    axes = axes_of(plan)
+    grid = np.empty([axis.size for axis in axes], dtype=object)
+    between = [axis.size for axis in axes if axis.link == "dcn"]
     for index in np.ndindex(grid.shape):
         pod = np.ravel_multi_index(index[: len(between)], between)
         # Each span adds its part of the index x its stride.
         on_torus = dict.fromkeys((*_TORUS_AXES, _DIE_AXIS), 0)
-        for axis, position in zip(plan.axes, index, strict=True):
+        for axis, position in zip(axes, index, strict=True):
             if axis.link == "ici" and axis.size > 1:
                 parts = _ring_parts if axis.name in RING_AXES else _parts
                 for span, part in parts(axis.spans, position):
@@ -122,7 +131,7 @@ def _by_order(plan: Plan, devices: Sequence[jax.Device]) -> np.ndarray:
 
     grid = np.empty(len(devices), dtype=object)
     grid[:] = sorted(devices, key=order)
-    return grid.reshape([axis.size for axis in plan.axes])
+    return grid.reshape([axis.size for axis in axes_of(plan)])
 
 
 def _slice_ids(devices: Sequence[jax.Device]) -> Sequence[int]:

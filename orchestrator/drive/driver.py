@@ -30,7 +30,7 @@ from orchestrator.launch.backend import (
     Slice,
     WorkerArgs,
 )
-from orchestrator.network.mesh_axes import SHARED_OVER_DCN
+from orchestrator.network.mesh_axes import MODEL_OVER_DCN, sizes
 from orchestrator.planning.planner import plan_on
 from orchestrator.storage.addresses import address, is_copy
 from orchestrator.values.codec import Value
@@ -441,7 +441,7 @@ class Driver:
             kind=self.first_plan.slice_kind,
             started=bool(run.attempts),
             private=self.submission.rehearsal,
-            sharing=prod(self.first_plan.mesh[axis] for axis in SHARED_OVER_DCN),
+            sharing=prod(sizes(self.first_plan.mesh, MODEL_OVER_DCN).values()),
         )
         slices: tuple[Slice, ...] | None = None
         ahead: tuple[str, ...] = ()

@@ -28,10 +28,17 @@ WEIGHT_EXCHANGES: tuple[LineKind, ...] = (
 # With a capacity tokens go to their experts; without one, all tokens are gathered for them.
 EXPERT_EXCHANGES: tuple[LineKind, ...] = ("expert_exchange", "expert_gather", "expert_scatter")
 
-# Outermost first: neighbours along the last axis are the nearest on the torus.
+# Outermost first: neighbours along the last axis are the nearest on the torus. What spans several
+# slices and the devices of each has two axes: `sequence_dcn` between slices, `sequence` in each.
 _MESH_AXES = (
     Parallelism("pods", links=("dcn",), exchanges=("gradient_reduction",)),
+    Parallelism("pipeline_dcn", links=("dcn",), exchanges=("stage_exchange",)),
+    Parallelism("expert_dcn", links=("dcn",), exchanges=(*WEIGHT_EXCHANGES, *EXPERT_EXCHANGES)),
+    Parallelism(
+        "sequence_dcn", links=("dcn",), exchanges=(*WEIGHT_EXCHANGES, "kv_gather", "kv_scatter")
+    ),
     Parallelism("fsdp_dcn", links=("dcn",), exchanges=WEIGHT_EXCHANGES),
+    Parallelism("pipeline", links=("ici",), exchanges=("stage_exchange",)),
     Parallelism("data", links=("ici",), exchanges=("gradient_reduction",)),
     Parallelism("expert", links=("ici",), exchanges=(*WEIGHT_EXCHANGES, *EXPERT_EXCHANGES)),
     Parallelism("fsdp", links=("ici",), exchanges=WEIGHT_EXCHANGES),
@@ -47,26 +54,28 @@ _MESH_AXES = (
     ),
 )  # fmt: skip
 
+_GATHERED = ("expert", "fsdp", "sequence", "expert_dcn", "sequence_dcn", "fsdp_dcn")
 # Logical axis → the mesh axes that split it, outermost first.
 LOGICAL_AXES: dict[str, tuple[str, ...]] = {
     # activations
-    "batch": ("pods", "fsdp_dcn", "data", "expert", "fsdp"),
-    "length": ("sequence",),
-    "residual_length": ("sequence", "tensor"),  # positions of the stream between matmuls
+    "batch": ("pods", "expert_dcn", "fsdp_dcn", "data", "expert", "fsdp"),
+    "length": ("sequence_dcn", "sequence"),
+    # positions of the stream between matmuls
+    "residual_length": ("sequence_dcn", "sequence", "tensor"),
     "residual": (),  # d_model of the stream, and of norm scales
     "choices": (),  # experts of one token
     # weights
-    "layers": (),
+    "layers": ("pipeline_dcn", "pipeline"),  # stages of a pipeline, each with its own layers
     "layer_scale": (),
     # d_model of matrices: stored split, gathered for use. Each device first gets its own part from
-    # the other slices, so these parts are neighbours: `fsdp_dcn` is innermost.
-    "embed": ("expert", "fsdp", "sequence", "fsdp_dcn"),
-    "experts": ("expert",),  # an expert's weights stay where they are stored
-    "expert_embed": ("fsdp", "sequence", "fsdp_dcn"),  # d_model of these
+    # the other slices, so these parts are neighbours: what joins slices is innermost.
+    "embed": _GATHERED,
+    "experts": ("expert_dcn", "expert"),  # an expert's weights stay where they are stored
+    "expert_embed": ("fsdp", "sequence", "sequence_dcn", "fsdp_dcn"),  # d_model of these
     "routed_experts": (),  # the outputs of a router
     # Latents: d_in of the matrices that make heads from them, and what the stream is multiplied to.
-    "query_rank": ("expert", "fsdp", "sequence", "fsdp_dcn"),
-    "kv_rank": ("expert", "fsdp", "sequence", "fsdp_dcn"),
+    "query_rank": _GATHERED,
+    "kv_rank": _GATHERED,
     "query_latent": (),
     "kv_latent": (),
     "rope_dim": (),
@@ -81,7 +90,7 @@ LOGICAL_AXES: dict[str, tuple[str, ...]] = {
     "ff": ("tensor",),
     "expert_ff": ("tensor",),
     "shared_ff": ("tensor",),
-    "vocab": ("tensor",),
+    "vocab": ("pipeline_dcn", "pipeline", "tensor"),  # all stages look up words and make logits
     "positions": ("tensor",),  # that have a learned vector
 }
 GATHERED = "embed"
@@ -98,9 +107,23 @@ ICI_AXES = tuple(axis.name for axis in _MESH_AXES if "ici" in axis.links)
 RING_AXES = tuple(axis.name for axis in _MESH_AXES if axis.ring)
 
 
+# The stages of a pipeline, outermost first. They split the layers, so each parameter of a layer is
+# on one stage; the axes below split it there, or have replicas of it.
+PIPELINE = LOGICAL_AXES["layers"]
+# Axes that a plan names only where they have several devices: only mixtures have experts.
+_NAMED_IN_USE = {"expert", "expert_dcn", "sequence_dcn", *PIPELINE}
+# Of these, those that a plan's mesh has only then; trainers' meshes always have all of AXES.
+OPTIONAL_AXES = tuple(axis for axis in AXES if axis in _NAMED_IN_USE - {"expert"})
+
+
 def in_use(axes: Iterable[str], mesh: Mapping[str, Any]) -> tuple[str, ...]:
-    """The axes without those that only mixtures have, where a plan does not use them."""
-    return tuple(axis for axis in axes if axis not in LOGICAL_AXES["experts"] or mesh[axis] > 1)
+    """The axes without those that only some plans have, where a plan does not use them."""
+    return tuple(axis for axis in axes if axis not in _NAMED_IN_USE or mesh.get(axis, 1) > 1)
+
+
+def sizes(mesh: Mapping[str, int], axes: Iterable[str] = AXES) -> dict[str, int]:
+    """Sizes of the axes of a plan's mesh; an axis that it lacks has one device."""
+    return {axis: mesh.get(axis, 1) for axis in axes}
 
 
 def link_of(axes: Iterable[str]) -> Link:
@@ -116,30 +139,38 @@ def between_slices(axes: Iterable[str]) -> tuple[str, ...]:
     return tuple(axis for axis in axes if axis in DCN_AXES)
 
 
-# The axes that split parameters; along the others each device has a copy.
+# The axes that split a parameter of a stage; along the others but PIPELINE are copies of it.
 _SPLITTING = {*LOGICAL_AXES[GATHERED], *LOGICAL_AXES["heads"]}
 PARAMETER_AXES = tuple(axis for axis in AXES if axis in _SPLITTING)
-REPLICA_AXES = tuple(axis for axis in AXES if axis not in PARAMETER_AXES)
+REPLICA_AXES = tuple(axis for axis in AXES if axis not in (*PARAMETER_AXES, *PIPELINE))
 # The one axis that joins slices and splits no parameters: it has what slices are left.
 (SLICE_REPLICAS,) = between_slices(REPLICA_AXES)
 # The axes that join slices and split parameters. They cost DCN traffic in every layer, so a plan
-# has them only on request.
+# for TPUs has them only on request.
 SHARED_OVER_DCN = between_slices(PARAMETER_AXES)
+# The axes whose slices together hold one copy of the model.
+MODEL_OVER_DCN = tuple(axis for axis in DCN_AXES if axis != SLICE_REPLICAS)
 
 # The devices of a slice that one collective joins, by the name that plans give the group. The axes
-# of a group are neighbours in AXES, so that it is one span on every torus axis. Each of DCN_AXES is
-# a group of its own, by its own name.
+# of a group are neighbours in AXES, so that it is one span on every torus axis.
 GROUPS: dict[str, tuple[str, ...]] = {
+    "pipeline": in_slice(PIPELINE),
     "data": ("data",),
     "expert": ("expert",),
     "weights": in_slice(LOGICAL_AXES[GATHERED]),
     "experts": in_slice(LOGICAL_AXES[GATHERED_OF_EXPERTS]),
-    "sequence": LOGICAL_AXES["length"],
+    "sequence": in_slice(LOGICAL_AXES["length"]),
     "tensor": LOGICAL_AXES["heads"],
     "replicas": in_slice(PARAMETER_AXES),
     "expert_replicas": tuple(
         axis for axis in in_slice(PARAMETER_AXES) if axis not in LOGICAL_AXES["experts"]
     ),
+}
+# The same between slices. `fsdp_dcn` is the group of all that split a matrix there.
+DCN_GROUPS: dict[str, tuple[str, ...]] = {
+    **{axis: (axis,) for axis in DCN_AXES},
+    "fsdp_dcn": SHARED_OVER_DCN,
+    "experts_dcn": between_slices(LOGICAL_AXES[GATHERED_OF_EXPERTS]),
 }
 
 

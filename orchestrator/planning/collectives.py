@@ -8,6 +8,7 @@ import numpy as np
 from orchestrator.network.description import Block, LatentAttention, Mixture, Stack, Weight
 from orchestrator.network.mesh_axes import (
     COPIED,
+    DCN_GROUPS,
     GATHERED,
     GATHERED_AXES,
     GROUPS,
@@ -63,7 +64,8 @@ class Exchange:
 
     @property
     def group(self) -> str:
-        return next((name for name, axes in GROUPS.items() if axes == self.axes), self.axes[0])
+        groups = (GROUPS | DCN_GROUPS).items()
+        return next(name for name, axes in groups if axes == self.axes)
 
     @property
     def moved_bytes(self) -> Number:

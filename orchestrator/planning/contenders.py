@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from orchestrator.network.mesh_axes import SHARED_OVER_DCN
 from orchestrator.network.rematerialization import AUTO, text_of
 from orchestrator.planning.feasibility import usable_axes
 from orchestrator.planning.nearest_specs import (
@@ -31,7 +30,7 @@ from orchestrator.values.plan import Plan, program_digest
 from orchestrator.values.spec import MeshRequest, Spec
 
 OPTIONS = "experiment.compiler_options"
-[SHARED] = SHARED_OVER_DCN
+SHARED = "fsdp_dcn"
 
 
 class Contender(Value):

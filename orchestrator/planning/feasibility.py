@@ -11,8 +11,9 @@ from orchestrator.network.mesh_axes import (
     COPIED,
     ICI_AXES,
     LOGICAL_AXES,
+    MODEL_OVER_DCN,
     PADDED,
-    SHARED_OVER_DCN,
+    PIPELINE,
     ways,
 )
 from orchestrator.network.mlp import EXPERTS
@@ -75,8 +76,8 @@ def realizable(rules: list[_Rule], mesh: MeshRequest, sizes: Sizes) -> Bools:
 
 
 def sharing(mesh: MeshRequest) -> dict[str, int]:
-    """Return the slices that share weights, by mesh axis: only where it is requested."""
-    return {axis: getattr(mesh, axis) or 1 for axis in SHARED_OVER_DCN}
+    """Return the slices that hold one copy of the model, by mesh axis: where it is requested."""
+    return {axis: getattr(mesh, axis) or 1 for axis in MODEL_OVER_DCN}
 
 
 def sizes_by_name(rows: Ints) -> Sizes:
@@ -85,7 +86,7 @@ def sizes_by_name(rows: Ints) -> Sizes:
 
 def usable_axes(model: Model) -> tuple[str, ...]:
     """Return the axes of a slice that have something of the model to split."""
-    idle = () if model.moe else LOGICAL_AXES[EXPERTS]
+    idle = {*PIPELINE, *(() if model.moe else LOGICAL_AXES[EXPERTS])}
     return tuple(axis for axis in ICI_AXES if axis not in idle)
 
 

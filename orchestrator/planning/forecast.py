@@ -11,7 +11,7 @@ from orchestrator.catalog.published import OTHER, REFERENCE
 from orchestrator.formatting import DAY_S, HOUR_S
 from orchestrator.goodput.inputs import goodput_inputs
 from orchestrator.goodput.losses import goodput_forecast, over_share
-from orchestrator.network.mesh_axes import DCN_AXES
+from orchestrator.network.mesh_axes import DCN_GROUPS
 from orchestrator.planning import expected as estimates
 from orchestrator.planning import flops
 from orchestrator.planning.layout import Training
@@ -49,7 +49,7 @@ def forecast(layout: Training, spec: Spec) -> plan.Forecast:
     # The resource that sets the lower bound, and by what fraction it exceeds the next.
     names = {"mxu": "matmul", "hbm": "hbm", "host": "host"}
     busy = {names[name]: float(s) for name, s in time.busy_s.items() if name in names}
-    most_sent = max(DCN_AXES, key=lambda axis: float(time.busy_s.get(axis, 0.0)))
+    most_sent = max(DCN_GROUPS, key=lambda group: float(time.busy_s.get(group, 0.0)))
     busy[f"dcn {most_sent}"] = float(time.dcn_s)
     slowest = max(range(len(time.torus_axis_s)), key=lambda i: float(time.torus_axis_s[i]))
     uses = layout.links.uses

@@ -115,7 +115,7 @@ class Layout(Value):
     # --- how many devices split what
 
     def devices_along(self, axes: Iterable[str]) -> Number:
-        return prod(self.mesh[axis] for axis in axes)
+        return prod(self.mesh.get(axis, 1) for axis in axes)
 
     @cached_property
     def _ways(self) -> dict[str, Number]:

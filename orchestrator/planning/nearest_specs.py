@@ -11,7 +11,7 @@ import numpy as np
 
 from orchestrator import catalog
 from orchestrator.catalog.chips import Chip, Topology
-from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN
+from orchestrator.network.mesh_axes import ICI_AXES, MODEL_OVER_DCN, SHARED_OVER_DCN
 from orchestrator.network.rematerialization import AUTO
 from orchestrator.planning import flops, search
 from orchestrator.planning.feasibility import placements, sharing, sizes_by_name, usable_axes
@@ -261,9 +261,9 @@ def _searched_instead(near: _Nearby) -> Iterator[Suggestion]:
     """
     resources = near.changed.resources
     pods = resources.pods.max
-    for axis in SHARED_OVER_DCN:
+    for axis in MODEL_OVER_DCN:
         requested = getattr(resources.mesh, axis) or 1
-        if near.lacks_memory:
+        if near.lacks_memory and axis in SHARED_OVER_DCN:
             among = [{f"{MESH}.{axis}": ways} for ways in divisors(pods) if ways > requested]
             more = [{PODS: n * pods, f"{MESH}.{axis}": n * pods} for n in _MORE_PODS]
             yield from near.planned([*among, *more])

@@ -10,7 +10,7 @@ from orchestrator import catalog
 from orchestrator.errors import SpecError
 from orchestrator.formatting import DAY_S, HOUR_S
 from orchestrator.goodput.losses import StagePart, change_s, over_stages
-from orchestrator.network.mesh_axes import AXES, DCN_AXES, GROUPS, ICI_AXES, in_use
+from orchestrator.network.mesh_axes import DCN_GROUPS, GROUPS, ICI_AXES, OPTIONAL_AXES, in_use
 from orchestrator.network.rematerialization import AUTO
 from orchestrator.planning import flops, nearest_specs, plan_warnings, search
 from orchestrator.planning.collectives import per_layer
@@ -33,6 +33,11 @@ def make_plans(spec: Spec, most: int) -> list[values.Plan]:
     """Return the plan of a spec, then its runners-up of other kinds; with stages there are none."""
     if spec.experiment.stages:
         return [joined(spec, placed(spec, list(_stage_plans(spec))))]
+    for axis in OPTIONAL_AXES:
+        if (getattr(spec.resources.mesh, axis) or 1) > 1:
+            raise SpecError(
+                f"resources.mesh.{axis} has no forecast yet: leave it out, or set it to 1"
+            )
     request = search.search_request(spec)
     result = search.search(request)
     ranked = ranked_choices(request, result.candidates, most)
@@ -164,7 +169,7 @@ def _write_plan(
         chips=pods * request.topology.chips,
         devices=prod(layout.mesh.values()),
         hosts=pods * catalog.hosts(request.chip, request.topology),
-        mesh={axis: layout.mesh[axis] for axis in AXES},
+        mesh={axis.name: axis.size for axis in axes},
         axes=axes,
         groups=groups,
         gradient_reduction="per_layer" if per_layer(layout) else "at_end",
@@ -221,17 +226,21 @@ def _axes_and_groups(
         )
         for name, axes in GROUPS.items()
     }
-    for axis in DCN_AXES:
-        groups[axis] = values.DeviceGroup(
-            axes=(axis,), size=layout.mesh[axis], link="dcn", spans=(),
-            bytes_per_s=layout.links.bytes_per_s(axis),
+    for name, axes in DCN_GROUPS.items():
+        groups[name] = values.DeviceGroup(
+            axes=in_use(axes, layout.mesh), size=int(layout.devices_along(axes)), link="dcn",
+            spans=(), bytes_per_s=layout.links.bytes_per_s(name),
         )  # fmt: skip
     if moe is None:
-        del groups["expert"], groups["experts"]
+        for name in ("expert", "experts", "expert_dcn", "experts_dcn"):
+            del groups[name]
     if moe is None or not moe.biases:
         del groups["expert_replicas"]
     joined_devices = {name: group for name, group in groups.items() if group.size > 1}
-    return (*between, *inside), joined_devices
+    stated = [
+        each for each in (*between, *inside) if each.size > 1 or each.name not in OPTIONAL_AXES
+    ]
+    return tuple(stated), joined_devices
 
 
 def _compiler_options(

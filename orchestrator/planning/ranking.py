@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from orchestrator import catalog
-from orchestrator.network.mesh_axes import ICI_AXES, LOGICAL_AXES
+from orchestrator.network.mesh_axes import ICI_AXES, LOGICAL_AXES, in_slice
 from orchestrator.network.rematerialization import policy
 from orchestrator.planning.expected import expected_s
 from orchestrator.planning.layout import Training
@@ -34,7 +34,7 @@ RULE = (
     f" plans within {SURE_WITHIN:.0%}, one that is expected to be faster by more than the forecast"
     " knows"
 )
-_WITHIN_LAYERS = (*LOGICAL_AXES["heads"], *LOGICAL_AXES["experts"])
+_WITHIN_LAYERS = in_slice((*LOGICAL_AXES["heads"], *LOGICAL_AXES["experts"]))
 
 
 @dataclass(frozen=True)

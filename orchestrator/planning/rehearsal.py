@@ -10,7 +10,7 @@ from math import ceil, lcm, prod
 from orchestrator import catalog
 from orchestrator.catalog.chips import Chip, Topology
 from orchestrator.errors import SpecError
-from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN, ways
+from orchestrator.network.mesh_axes import ICI_AXES, MODEL_OVER_DCN, sizes, ways
 from orchestrator.network.mlp import expert_d_ff
 from orchestrator.planning.planner import make_plan
 from orchestrator.values import spec as values
@@ -48,7 +48,7 @@ def rehearse(
     of the smallest slice that has at least four.
     """
     chip = catalog.chip_of(plan)
-    shared = {axis: plan.mesh[axis] for axis in SHARED_OVER_DCN}
+    shared = sizes(plan.mesh, MODEL_OVER_DCN)
     # At most eight pods, in whole groups that share weights.
     group = prod(shared.values())
     pods = min(plan.pods, max(MOST_PODS // group, 1) * group)
@@ -165,10 +165,11 @@ def _topology(chip: Chip, plan: Plan, devices: int | None) -> Topology:
 
 def _mesh(plan: Plan, devices: int) -> dict[str, int]:
     """Return sizes of the axes inside a pod: factors of two, dealt to the axes in use in turn."""
-    if prod(plan.mesh[axis] for axis in ICI_AXES) == devices:
-        return {axis: plan.mesh[axis] for axis in ICI_AXES}
+    planned = sizes(plan.mesh, ICI_AXES)
+    if prod(planned.values()) == devices:
+        return planned
     order = dict.fromkeys((*_PRIORITY, *ICI_AXES))
-    present = cycle([axis for axis in order if plan.mesh[axis] > 1])
+    present = cycle([axis for axis in order if planned[axis] > 1])
     mesh, left = dict.fromkeys(ICI_AXES, 1), devices
     while left > 1:
         mesh[next(present)] *= 2
@@ -266,7 +267,7 @@ def _batch(plan: Plan, pods: int, mesh: dict[str, int]) -> values.Batch:
 def _changes(plan: Plan, copy: Plan) -> Iterator[str]:
     if copy.pods < plan.pods:
         yield f"{plan.pods} pods became {copy.pods}"
-    gone = [axis for axis in ICI_AXES if plan.mesh[axis] > 1 == copy.mesh[axis]]
+    gone = [axis for axis in ICI_AXES if plan.mesh.get(axis, 1) > 1 == copy.mesh.get(axis, 1)]
     if gone:
         was = ", ".join(f"{axis} {plan.mesh[axis]}" for axis in gone)
         yield f"{was} became 1: too few devices for all axes"

@@ -12,7 +12,13 @@ import numpy as np
 from orchestrator.catalog.chips import Chip
 from orchestrator.catalog.published import shared_efficiency
 from orchestrator.network import description
-from orchestrator.network.mesh_axes import DCN_AXES, EXPERT_EXCHANGES, GROUPS, SHARED_OVER_DCN
+from orchestrator.network.mesh_axes import (
+    DCN_AXES,
+    DCN_GROUPS,
+    EXPERT_EXCHANGES,
+    GROUPS,
+    SHARED_OVER_DCN,
+)
 from orchestrator.planning import flops
 from orchestrator.planning.layout import Layout, Number, Training, whole
 from orchestrator.planning.memory import activation_bytes
@@ -181,7 +187,7 @@ def _total(seconds: Iterable[Number]) -> Number:
 
 
 def _between_slices(line: LedgerLine) -> bool:
-    return line.resource in DCN_AXES
+    return line.resource in DCN_GROUPS
 
 
 def _reached_s(line: LedgerLine, seconds: Number) -> Number:

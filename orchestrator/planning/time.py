@@ -9,7 +9,7 @@ import numpy as np
 
 from orchestrator.catalog.chips import Chip, Quantity
 from orchestrator.errors import SpecError, UnknownName
-from orchestrator.network.mesh_axes import DCN_AXES, link_of
+from orchestrator.network.mesh_axes import DCN_GROUPS, link_of
 from orchestrator.planning import flops
 from orchestrator.planning.collectives import ALL_TO_ALL, ENDS, exchanges
 from orchestrator.planning.layout import Layout, Number, Training
@@ -261,4 +261,4 @@ def _busiest_s(by_resource: dict[str, Number], torus_axis_s: Number) -> Number:
 
 def _between_slices_s(by_resource: dict[str, Number]) -> Number:
     """Collectives between slices take turns on one network."""
-    return sum(by_resource.get(axis, 0.0) for axis in DCN_AXES)
+    return sum(by_resource.get(group, 0.0) for group in DCN_GROUPS)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.catalog.chips import Chip, Topology
-from orchestrator.network.mesh_axes import DCN_AXES, GROUPS, ICI_AXES, RING_AXES
+from orchestrator.network.mesh_axes import DCN_GROUPS, GROUPS, ICI_AXES, RING_AXES
 from orchestrator.values.plan import TorusSpan
 
 Ints = NDArray[np.int64]
@@ -203,7 +203,7 @@ def _group_hops(slice_torus: Torus, group: tuple[str, ...], spans: _Spans) -> Fl
 class Links:
     """What joins the devices of each group: a domain inside the slice, and the cluster network. For
     each of GROUPS: bytes per second of a gather, hops, torus axes in use (rows x torus axes); for
-    EXCHANGING bytes per second of an all-to-all. DCN_AXES lie on the cluster network.
+    EXCHANGING bytes per second of an all-to-all. DCN_GROUPS lie on the cluster network.
     """
 
     rates: dict[str, Any]
@@ -213,13 +213,13 @@ class Links:
     cluster_bytes_per_s: float = inf
 
     def bytes_per_s(self, group: str, *, all_to_all: bool = False) -> Any:
-        if group in DCN_AXES:
+        if group in DCN_GROUPS:
             return self.cluster_bytes_per_s
         return self.exchange_rates[group] if all_to_all else self.rates[group]
 
     def latency_s(self, group: str, calls: Any) -> Any:
         """Return the seconds of collectives without payload; unknown, and 0, between slices."""
-        return 0.0 if group in DCN_AXES else calls * self.hops[group] * HOP_S
+        return 0.0 if group in DCN_GROUPS else calls * self.hops[group] * HOP_S
 
 
 NO_LINKS = Links({}, {}, {}, {})

@@ -9,7 +9,7 @@ import msgspec
 
 from orchestrator.errors import ProofUnavailable, SpecError, UnknownName
 from orchestrator.formatting import in_memory
-from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN
+from orchestrator.network.mesh_axes import ICI_AXES, MODEL_OVER_DCN, sizes
 from orchestrator.network.rematerialization import POLICIES, text_of
 from orchestrator.planning.feasibility import usable_axes
 from orchestrator.planning.planner import make_plan
@@ -35,7 +35,7 @@ def _plans_that_fit(spec: Spec, plan: Plan, missed_bytes: float) -> tuple[PlanCh
     """Changes of the spec that fit, nearest first. `missed_bytes`: what the Forecast missed."""
     limit = plan.forecast.hbm_bytes_per_device - missed_bytes
     same_mesh = replace(spec.resources, mesh=_with_sizes(spec, plan.mesh))
-    shared = {axis: getattr(spec.resources.mesh, axis) for axis in SHARED_OVER_DCN}
+    shared = {axis: getattr(spec.resources.mesh, axis) for axis in MODEL_OVER_DCN}
     any_mesh = replace(spec.resources, mesh=MeshRequest(**shared))
     any_remat = replace(spec.experiment, remat="auto")
     same_remat = replace(spec.experiment, remat=plan.remat)
@@ -80,7 +80,7 @@ def _change_to(spec: Spec, other: Plan, missed_bytes: float) -> PlanChange:
 
 
 def _with_sizes(spec: Spec, mesh: dict[str, int]) -> MeshRequest:
-    return replace(spec.resources.mesh, **{axis: mesh[axis] for axis in ICI_AXES})
+    return replace(spec.resources.mesh, **sizes(mesh, ICI_AXES))
 
 
 def _less_recompute(spec: Spec, plan: Plan) -> list[Plan]:

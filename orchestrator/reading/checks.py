@@ -7,7 +7,7 @@ from typing import Any
 from orchestrator import catalog, plugins
 from orchestrator.catalog.chips import Chip
 from orchestrator.errors import NoSuchSlice, UnknownName
-from orchestrator.network.mesh_axes import SHARED_OVER_DCN
+from orchestrator.network.mesh_axes import MODEL_OVER_DCN
 from orchestrator.reading.instance import SpecInstance
 from orchestrator.reading.schema import default_of, schema_field
 from orchestrator.storage.addresses import is_address, reserved_name
@@ -76,7 +76,7 @@ def check(spec: SpecInstance) -> None:
         spec.report("resources.pods.min", "pods-order", message, hint)
     is_range = isinstance(pods, dict) and {"min", "max"} <= pods.keys()
     counts = [pods["max"], pods["min"]] if is_range else [pods]
-    for axis in SHARED_OVER_DCN:
+    for axis in MODEL_OVER_DCN:
         key = f"resources.mesh.{axis}"
         ways = spec[key]
         wrong = [n for n in counts if isinstance(n, int) and isinstance(ways, int) and n % ways]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from orchestrator import formatting as fmt
-from orchestrator.network.mesh_axes import ICI_AXES, SHARED_OVER_DCN, in_use
+from orchestrator.network.mesh_axes import ICI_AXES, MODEL_OVER_DCN, in_use, sizes
 from orchestrator.network.rematerialization import summary_of, text_of
 from orchestrator.planning.offers import DeadlineOdds
 from orchestrator.planning.plan_warnings import warning_texts
@@ -170,11 +170,12 @@ def _runners_up(plans: Sequence[Plan]) -> list[ui.Part]:
     has_estimate = all(plan.forecast.step_s.expected is not None for plan in plans)
     # The axes inside a pod that any of the plans uses.
     used = {axis for plan in plans for axis in in_use(plan.mesh, plan.mesh)}
-    shared = [axis for axis in SHARED_OVER_DCN if any(plan.mesh[axis] > 1 for plan in plans)]
+    of_plans = [sizes(plan.mesh) for plan in plans]
+    shared = [axis for axis in MODEL_OVER_DCN if any(each[axis] > 1 for each in of_plans)]
     axes = (*shared, *(axis for axis in ICI_AXES if axis in used))
 
     def mesh(plan: Plan) -> str:
-        return ".".join(str(plan.mesh[axis]) for axis in axes)
+        return ".".join(map(str, sizes(plan.mesh, axes).values()))
 
     speeds = ("expected", "MFU") if has_estimate else ("lower", "unoverlapped")
     rows: list[ui.Row] = [("mesh", "batch", "remat", "memory", *speeds, "loss", "bound")]

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from orchestrator import formatting as fmt
-from orchestrator.network.mesh_axes import DCN_AXES
+from orchestrator.network.mesh_axes import DCN_GROUPS
 from orchestrator.planning.forecast import scale
 from orchestrator.planning.offers import DeadlineOdds
 from orchestrator.planning.plan_warnings import LEDGER_TRAINER
@@ -15,7 +15,7 @@ from orchestrator.values.plan import Estimate, Forecast, LedgerLine, LineKind, P
 _INTERVAL = "80 % interval"
 
 _RESOURCES = {"mxu": "matmul", "latency": "ici", "hbm": "hbm", "host": "host", "cores": "cores"}
-_RESOURCES |= {axis: f"dcn {axis}" for axis in DCN_AXES}
+_RESOURCES |= {group: f"dcn {group}" for group in DCN_GROUPS}
 _IN_WORDS = {
     "matmul": "the chips' matrix units",
     "hbm": "the chips' memory bandwidth",

@@ -265,7 +265,9 @@ def _agreement(proof: proofs.Proof) -> str:
 def search_screen(search: "ProgramSearch", next_command: str) -> ui.Screen:
     """Return what both witnesses say of each plan, the best by the compiler's schedule first."""
     best, used = search.best, {axis for each in search.compared for axis in each.plan.mesh}
-    used = {axis for axis in used if any(each.plan.mesh[axis] > 1 for each in search.compared)}
+    used = {
+        axis for axis in used if any(each.plan.mesh.get(axis, 1) > 1 for each in search.compared)
+    }
     axes = [axis for axis in ICI_AXES if axis in used]
     rows: list[ui.Row] = [
         ("mesh", "remat", "micro", "expected", "scheduled", *(name for name, _ in proofs.KINDS))
@@ -273,7 +275,7 @@ def search_screen(search: "ProgramSearch", next_command: str) -> ui.Screen:
     notes: list[ui.Part] = []
     for each in search.compared:
         plan = each.plan
-        mesh = ".".join(str(plan.mesh[axis]) for axis in axes)
+        mesh = ".".join(str(plan.mesh.get(axis, 1)) for axis in axes)
         what = mesh, summary_of(plan.remat), str(plan.batch.microbatches)
         times = [each.scheduled_s, *(each.kinds.get(name) for _, name in proofs.KINDS)]
         cells = ["-" if value is None else fmt.seconds(value) for value in times]

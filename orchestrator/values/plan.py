@@ -31,7 +31,9 @@ LineKind = Literal[
     # seconds of a collective
     "activation_gather", "activation_scatter", "weight_gather", "gradient_scatter", "kv_gather",
     "kv_scatter", "expert_exchange", "expert_gather", "expert_scatter", "gradient_reduction",
-    "latency",
+    "stage_exchange", "latency",
+    # seconds in which a stage waits for the first microbatch, or has done its last
+    "pipeline_bubble",
     # seconds that only measured runs show
     "row_moves", "exposed_gathers", "exposed_tensor", "serial_collectives", "slice_wait",
     "busiest_resource", "layers", "outside_layers",
@@ -253,6 +255,28 @@ class PlannedBatch(Value):
     microbatches: int
 
 
+class PlannedPipeline(Value):
+    """How layers lie on the stages of a pipeline, and what passes them.
+
+    Chunk `c` of stage `s` holds the `layers_per_chunk` layers from (c x stages + s) x
+    layers_per_chunk on; a microbatch passes chunk 0 of all stages, then chunk 1. The last
+    `empty_layers` of these places have no layer: they pass their input on. With `weight_gather`
+    per_step, a stage gathers its matrices over the axes that split them before its first
+    microbatch, and reduces their gradients after its last, in fp32 until then.
+    """
+
+    stages: int
+    chunks: int
+    microbatches: int
+    layers_per_chunk: int
+    empty_layers: int
+    weight_gather: Literal["per_step", "per_layer"]
+
+    @property
+    def layers_per_stage(self) -> int:
+        return self.chunks * self.layers_per_chunk
+
+
 class SearchSummary(Value):
     """What the search went through. `alike` other meshes with the plan's tensor size, policy and
     microbatches are slower by less than the forecast knows.
@@ -292,9 +316,11 @@ class Plan(Shown, Value):
     `choice`: two plans that run the same program of a trainer on the same chips share it.
     `chip_profile` is the digest of the ChipProfile that the forecast is made with; None where it is
     made with datasheets. `loss_chunk_tokens`: the loss of a device takes at least so many tokens at
-    a time. `loss_gradient`: whether the gradient of the unembedding's table is summed over devices
-    in each chunk of these, or once. `ledger_describes_trainer`: whether the forecast is about the
-    program that `trainer` runs; the ledger describes only the built-in trainer `llama`.
+    a time. `mesh` lacks axes that only some plans have (`orchestrator.network.mesh_axes`), where
+    they have one device. `loss_gradient`: whether the gradient of the unembedding's table is summed
+    over devices in each chunk of these, or once. `ledger_describes_trainer`: whether the forecast
+    is about the program that `trainer` runs; the ledger describes only the built-in trainer
+    `llama`.
 
     With `stages` there is a plan for each, which has its place as `stage`. All else is then that of
     the first, but tokens, goodput, days, chip-hours, dollars and `fits` are of the whole run, and
@@ -337,6 +363,7 @@ class Plan(Shown, Value):
     search: SearchSummary
     warnings: tuple[PlanWarning, ...]
     choice: spec.CompilersChoice | None = None
+    pipeline: PlannedPipeline | None = None
     stage: StageSpan | None = None
     stages: "tuple[Plan, ...]" = ()
 
@@ -440,7 +467,9 @@ _UNDIGESTED = {
     "digest", "name", "trainer", "ledger_describes_trainer", "run_steps", "overrides", "warnings",
     "search", "forecast", "choice",
 }  # fmt: skip
-_DIGESTED_IF_GIVEN = ("chip_definition", "chip_profile", "start", "stage", "stages")
+_DIGESTED_IF_GIVEN = (
+    "chip_definition", "chip_profile", "start", "pipeline", "stage", "stages",
+)  # fmt: skip
 
 
 # Of the precision, of the model and of its mixture.

@@ -420,7 +420,7 @@ class Pods(codec.Value):
 
 
 class MeshRequest(codec.Value):
-    """Sizes of the mesh axes inside a pod, and the number of pods that share weights.
+    """Sizes of the mesh axes inside a pod, and of those that join pods to one copy of the model.
 
     Attributes:
         data: The number of replicas of the model inside a pod.
@@ -434,6 +434,17 @@ class MeshRequest(codec.Value):
             network; it divides the number of pods. With auto it is 1: each pod has its own copy,
             and only gradients cross; the search chooses it where an NVLink domain of
             GPUs has no room for a copy.
+        pipeline: The number of stages inside a pod, each with its own layers: microbatches pass
+            from one to the next.
+        pipeline_dcn: The number of pods over which the stages of a pipeline lie; with pipeline each
+            of these has several. It divides the number of pods.
+        sequence_dcn: The number of pods over which the positions of a sequence are split; with
+            sequence also inside each. Only for GPUs, unless requested.
+        expert_dcn: The number of pods over which the experts of a mixture are split; with expert
+            also inside each. Only for GPUs, unless requested.
+        pipeline_chunks: The number of parts into which the layers of a stage are cut: microbatches
+            pass all stages once for each. More chunks shorten the wait for the first microbatch,
+            and send more.
     """
 
     # The search chooses what is None. It shares weights between TPU pods only on request.
@@ -443,6 +454,11 @@ class MeshRequest(codec.Value):
     sequence: Annotated[codec.AxisSize | None, codec.about(notation="axis")] = None
     tensor: Annotated[codec.AxisSize | None, codec.about(notation="axis")] = None
     fsdp_dcn: Annotated[codec.AxisSize | None, codec.about(2, notation="axis")] = None
+    pipeline: Annotated[codec.AxisSize | None, codec.about(notation="axis")] = None
+    pipeline_dcn: Annotated[codec.AxisSize | None, codec.about(notation="axis")] = None
+    sequence_dcn: Annotated[codec.AxisSize | None, codec.about(notation="axis")] = None
+    expert_dcn: Annotated[codec.AxisSize | None, codec.about(notation="axis")] = None
+    pipeline_chunks: Annotated[codec.AxisSize | None, codec.about(notation="axis")] = None
 
 
 class Resources(codec.Value):

@@ -28,19 +28,20 @@ MESH = (*plan_axes.AXES, COPIES)
 def mesh_axes(logical_axis: str) -> tuple[str, ...]:
     """The mesh axes that split a logical axis; `copies` splits all but kv heads."""
     axes = LOGICAL_AXES[logical_axis]
-    if axes == LOGICAL_AXES[plan_axes.COPIED] and logical_axis != plan_axes.COPIED:
+    if axes[-1:] == LOGICAL_AXES[plan_axes.COPIED] and logical_axis != plan_axes.COPIED:
         return (*axes, COPIES)
     return axes
 
 
 BATCH = mesh_axes("batch")
-(SEQUENCE,) = mesh_axes("length")
+SEQUENCE = mesh_axes("length")
 # The chips along which a matrix is split, inside a slice (the book's X) and between slices.
 WEIGHTS, WEIGHTS_OVER_DCN = in_slice(mesh_axes(GATHERED)), between_slices(mesh_axes(GATHERED))
-(EXPERT,) = mesh_axes("experts")
+EXPERT = mesh_axes("experts")
 WEIGHTS_OF_EXPERTS = in_slice(mesh_axes(plan_axes.GATHERED_OF_EXPERTS))  # of each expert
 TENSOR = mesh_axes("heads")  # the book's Y
-COPY = (*plan_axes.PARAMETER_AXES, COPIES)  # chips that together have a copy of the parameters
+# Chips that together have a copy of the parameters.
+COPY = (*plan_axes.PIPELINE, *plan_axes.PARAMETER_AXES, COPIES)
 
 
 @contextmanager
@@ -144,7 +145,7 @@ gather_matrix.defvjp(
 )
 
 
-def all_to_all(x: jax.Array, axis: str, split: int, concatenated: int) -> jax.Array:
+def all_to_all(x: jax.Array, axis: _Axes, split: int, concatenated: int) -> jax.Array:
     """Part i of a dimension goes to chip i; the parts that arrive follow one another in another."""
     if jax.lax.axis_size(axis) == 1:
         return x

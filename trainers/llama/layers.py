@@ -17,11 +17,12 @@ from orchestrator.network import description
 from orchestrator.network.attention import EXCHANGE, LATENT, yarn_growth
 from orchestrator.network.decoder import decoder
 from orchestrator.network.description import MLP, Attention, Matmul, Norm, Scores
+from orchestrator.network.mesh_axes import ways
 from orchestrator.values.model import Activation, RopeScaling
 from orchestrator.values.plan import Plan
 from trainers.llama import attention_kernels, collectives
 from trainers.llama.attention_kernels import Attend, Documents
-from trainers.llama.collectives import SEQUENCE, TENSOR, all_gather, line, together_in_backward
+from trainers.llama.collectives import TENSOR, all_gather, line, together_in_backward
 from trainers.llama.parameters import DTYPES, Parameters, norm
 from trainers.llama.ring import all_gather_matmul, in_arrival_order, in_order, matmul_reduce_scatter
 
@@ -47,7 +48,7 @@ class Runtime:
 
     @property
     def ways(self) -> int:
-        return self.plan.mesh[SEQUENCE]
+        return ways(self.plan.mesh, "length")
 
     def gather_matrix(
         self, shard: jax.Array, dimension: int, axes: tuple[str, ...] = collectives.WEIGHTS

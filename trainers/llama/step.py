@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from orchestrator.errors import SpecError
 from orchestrator.network.decoder import decoder
+from orchestrator.network.mesh_axes import ways
 from orchestrator.network.published import published_weights
 from orchestrator.planning import flops
 from orchestrator.values.plan import Plan
@@ -82,7 +83,7 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
         mesh=mesh,
         state=state,
         batch=dict.fromkeys(leaves, tokens),
-        arrange=partial(_arrange, plan.mesh[SEQUENCE], plan.data.separator),
+        arrange=partial(_arrange, ways(plan.mesh, "length"), plan.data.separator),
         init=jax.jit(start, out_shardings=shardings, compiler_options=_ONCE),
         step=jax.jit(
             on_each_chip(partial(_train_step, runtime), (P(),), (specs, P())),
@@ -103,7 +104,7 @@ def _runtime_of(plan: Plan, mesh: Mesh | AbstractMesh) -> Runtime:
     compute, platform = DTYPES[plan.precision.compute], _platform(mesh)
     kernels = {
         block.attention.scores: attention_kernels.attention(
-            platform, compute, plan.batch.length, plan.mesh[SEQUENCE], block.attention.scores
+            platform, compute, plan.batch.length, ways(plan.mesh, "length"), block.attention.scores
         )
         for block in decoder(plan.model).blocks
     }
@@ -147,7 +148,7 @@ def _train_step(
     tokens: jax.Array | int = plan.batch.tokens
     if plan.data.separator is not None:
         own = jnp.sum(batch["targets"] != NO_WORD, dtype=jnp.int32)
-        tokens = all_reduce(own, (*BATCH, SEQUENCE)).astype(jnp.float32)
+        tokens = all_reduce(own, (*BATCH, *SEQUENCE)).astype(jnp.float32)
     (loss, routed), gradients = _accumulate_gradients(runtime, state["parameters"], batch, tokens)
     if plan.gradient_reduction == "at_end":
         wire = DTYPES[plan.precision.gradients]
@@ -181,7 +182,7 @@ def _evaluate(runtime: Runtime, state: dict[str, _Tree], batch: _Batch) -> dict[
 
     entropy, _ = jax.lax.scan(step, jnp.float32(0), _microbatches(runtime.plan, batch))
     own = jnp.sum(batch["targets"] != NO_WORD, dtype=jnp.int32)
-    return {"loss_sum": all_reduce(entropy, MESH), "tokens": all_reduce(own, (*BATCH, SEQUENCE))}
+    return {"loss_sum": all_reduce(entropy, MESH), "tokens": all_reduce(own, (*BATCH, *SEQUENCE))}
 
 
 def _microbatches(plan: Plan, batch: _Batch) -> _Batch:

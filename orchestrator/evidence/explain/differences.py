@@ -12,7 +12,7 @@ from orchestrator.catalog.chips import Chip, Topology
 from orchestrator.evidence.explain.book import axes_of, mixed_times, power_of_two, tensor_pays
 from orchestrator.evidence.explain.formula import PlanDifferences, assumed, bound_by
 from orchestrator.formatting import GIB, four_digits, in_memory, lasting, percent, signed_percent
-from orchestrator.network.mesh_axes import ICI_AXES, PARAMETER_AXES
+from orchestrator.network.mesh_axes import ICI_AXES, PARAMETER_AXES, sizes
 from orchestrator.network.rematerialization import text_of
 from orchestrator.planning.infeasible import Infeasible, factored
 from orchestrator.planning.nearest_specs import nearest_batches
@@ -69,7 +69,7 @@ def differences(spec: Spec, plan: values.Plan, numbers: dict[str, float]) -> Pla
             "phase": max(forecast.memory, key=lambda phase: phase.bytes),
             "parameters": precision.parameters,
             "moments": other if first in (None, other) else f"{first} first and {other} second",
-            "ways": prod(plan.mesh[axis] for axis in PARAMETER_AXES),  # `data` has replicas
+            "ways": prod(sizes(plan.mesh, PARAMETER_AXES).values()),  # `data` has replicas
             "devices": plan.devices_per_slice,
             "remat": plan.remat,
         },
@@ -187,7 +187,8 @@ def _tensor(chip: Chip, topology: Topology, numbers: dict[str, float]) -> _Figur
 def _line_rate(torus: Torus, ways: int) -> float:
     """Return the rate of `tensor` on the `ways` innermost chips of the first axis."""
     factors = np.ones((1, len(torus.axes), len(ICI_AXES)), np.int64)
-    factors[0, 0, 0], factors[0, 0, -1] = torus.axes[0].length // ways, ways
+    data = ICI_AXES.index("data")
+    factors[0, 0, data], factors[0, 0, -1] = torus.axes[0].length // ways, ways
     return float(find_links(torus, factors).rates["tensor"][0])
 
 
