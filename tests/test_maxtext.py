@@ -419,6 +419,17 @@ def test_a_file_may_add_to_the_defaults_alone() -> None:
     assert any("base_config" in one for one in problems("base_config=inference/jetstream.yml"))
 
 
+@pytest.mark.parametrize(
+    ("sparse", "capacity", "noted"),
+    [("", 1.25, 0), ("sparse_matmul=False", 1.25, 0), ("sparse_matmul=True", None, 1)],
+)
+def test_sparse_products_drop_no_tokens(sparse: str, capacity: float | None, noted: int) -> None:
+    said = f"model_name=mixtral-8x7b per_device_batch_size=8 capacity_factor=1.25 {sparse}"
+    found = convert(read_recipe([("words", said)]), "v5p-256")
+    assert found.values["experiment"]["model"]["moe"].get("capacity_factor") == capacity
+    assert sum(note.startswith("capacity_factor") for note in found.notes) == noted
+
+
 def test_what_the_spec_says_otherwise_is_noted() -> None:
     found = convert(
         read_recipe([("words", "gradient_accumulation_steps=4 remat_policy=none")]), "v5e-256"

@@ -244,6 +244,16 @@ def test_a_model_has_maxtexts_name_where_it_has_one(name: str, theirs: str) -> N
     assert _shape_of(keys) == comparable(catalog.model(name))
 
 
+def test_a_capacity_is_exported_without_sparse_products() -> None:
+    mixture = catalog.model("mixtral-8x7b")
+    assert mixture.moe is not None
+    limited = replace(mixture, moe=replace(mixture.moe, capacity_factor=1.25))
+    keys = _keys_of_model(limited)
+    assert (keys["model_name"], keys["sparse_matmul"]) == ("mixtral-8x7b", False)
+    assert _shape_of(keys) == comparable(limited)
+    assert "sparse_matmul" not in _keys_of_model(mixture)
+
+
 LATENT = LatentDimensions(query_rank=None, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128)
 
 

@@ -24,7 +24,9 @@ _Keys = dict[str, Any]
 _OVERRIDE = "override_model_config"  # lets words change what MaxText's model says
 _REFUSED_NAMES = ("llama3-405b",)  # MaxText 0.2.5 has their files, and its runs refuse the names
 # What MaxText's models leave to the training.
-_OF_TRAINING = frozenset({"load_balance_loss_weight", "capacity_factor", "routed_bias_update_rate"})
+_OF_TRAINING = frozenset(
+    {"load_balance_loss_weight", "capacity_factor", "sparse_matmul", "routed_bias_update_rate"}
+)
 # Blocks in which MaxText asks for the name of the model too, and what may differ from its model.
 _NAMED_ALONE = ("deepseek", "gemma2", "gemma3")
 _OF_NAMED = frozenset({"n_routing_groups", "topk_routing_group", "vocab_size"})
@@ -222,7 +224,9 @@ def _mixture(model: Model, block: str) -> _Keys:
             keys |= {"routed_bias": True, "routed_bias_update_rate": moe.balance_bias}
     keys |= {"routed_bias": moe.router_bias} if block == "gpt_oss" else {}
     keys |= {"shared_experts": 1} if moe.with_mlp else {}
-    return keys | ({"capacity_factor": moe.capacity_factor} if moe.capacity_factor else {})
+    if moe.capacity_factor:  # its sparse products drop no tokens
+        keys |= {"capacity_factor": moe.capacity_factor, "sparse_matmul": False}
+    return keys
 
 
 # The run of a plan.
