@@ -262,6 +262,28 @@ def test_a_kernel_without_a_formula_is_named() -> None:
     assert schedule().unpriced == ("kernel",)
 
 
+GROUPED = """HloModule m, num_partitions=4
+
+ENTRY %main (rows: bf16[1024,256], weights: bf16[8,256,512]) -> bf16[1024,512] {
+  %rows = bf16[1024,256] parameter(0)
+  %weights = bf16[8,256,512] parameter(1)
+  %visits = s32[15] constant({0,0,0,0,0,0,0,0,0,0,0,0,0,0,0})
+  ROOT %NAME.1 = bf16[1024,512] custom-call(%visits, %rows, %weights), custom_call_target="tpu_custom_call", metadata={op_name="jit(step)/SCOPE/pallas_call"}
+}
+"""
+
+
+@pytest.mark.parametrize("scope", ["jit(gmm)", "jit(tgmm)", "ragged-dot-none"])
+def test_grouped_matmuls_are_products_of_whole_tiles(scope: str) -> None:
+    """Eight tiles of 128 rows, and seven that two experts share: at the rate of products."""
+    compute = replace(RATES.compute, product_share=0.8)
+    text = GROUPED.replace("SCOPE", scope).replace("NAME", "gmm")
+    found = schedule_of(program_of(text), compute=compute)
+    flops = 2 * (8 + 7) * 128 * 256 * 512
+    assert found.kernels_s == pytest.approx(flops / (0.8 * compute.peak_flops_per_s))
+    assert found.unpriced == ()
+
+
 # --- the sparse cores
 
 BESIDE = """HloModule m, is_scheduled=true, num_partitions=4

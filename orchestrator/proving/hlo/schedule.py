@@ -13,6 +13,7 @@ from typing import Literal, TypeVar, get_args
 
 import numpy as np
 
+from orchestrator.proving.compiled import GROUPED_MATMUL
 from orchestrator.proving.hlo import collectives, flops
 from orchestrator.proving.hlo import transfers as moves
 from orchestrator.proving.hlo.dataflow import RENDEZVOUS, UnknownTrips, trip_count
@@ -268,8 +269,10 @@ class SchedulePass:
         if counted is None:
             self.record.unpriced.add(flops.kernel_name(op))
             return
-        seconds = counted / (self.rates.peak_flops_per_s * self.rates.kernel_share)
-        self._spend("kernel", op, op, seconds, counted)
+        # Experts' rows fill whole tiles, so that their matmuls are products like any other.
+        is_grouped = flops.kernel_name(op) == GROUPED_MATMUL
+        share = self.rates.product_share if is_grouped else self.rates.kernel_share
+        self._spend("kernel", op, op, counted / (self.rates.peak_flops_per_s * share), counted)
 
     def _spend(
         self,
