@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from orchestrator.run.exports import import_maxtext as import_maxtext
     from orchestrator.run.exports import pack as pack
     from orchestrator.run.exports import schema as schema
+    from orchestrator.run.profile import profile as profile
     from orchestrator.run.proofs import compare as compare
     from orchestrator.run.proofs import explain as explain
     from orchestrator.run.proofs import prove as prove
@@ -82,6 +83,7 @@ _MODULES = {
     "run.calibrate": "calibrate",
     "run.doctor": "doctor doctor_run",
     "run.exports": "export export_maxtext export_weights import_maxtext pack schema",
+    "run.profile": "profile",
     "run.proofs": "compare explain prove prove_diff prove_less_recompute prove_search"
     " prove_stages report score write_choice",
     "run.records": "sync ui",

@@ -110,6 +110,10 @@ class MeasurementFailed(OrchError):
     """The devices cannot be measured, or the measurement cannot be stored."""
 
 
+class TraceUnreadable(OrchError):
+    """A trace is damaged, is of another program, or has no step."""
+
+
 class DataUnusable(SpecError):
     """A token set is missing, damaged, too small, or has another vocabulary."""
 

@@ -105,6 +105,7 @@ def _train(plan: Plan, options: argparse.Namespace, losses: deque[float]) -> Out
     steps = options.steps or plan.total_steps
     options.run.mkdir(parents=True, exist_ok=True)
     (options.run / "plan.json").write_bytes(codec.to_json(plan))
+    traced = _range(options.profile)
     received: list[int] = []  # signals to stop; a second one kills as usual
 
     def note(signum: int, _: object) -> None:
@@ -121,7 +122,7 @@ def _train(plan: Plan, options: argparse.Namespace, losses: deque[float]) -> Out
             emit=partial(_emit, record, losses, options.show, steps - 1),
             checkpoint=CheckpointOptions(every=options.every, keep=options.keep),
             stop=lambda: bool(received),
-            profile_steps=_range(options.profile),
+            traced=lambda: traced,
             peak_flops_per_s=options.peak_flops_per_s,
             folder=options.spec.parent,
             verify_data=options.verify_data,

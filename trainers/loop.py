@@ -6,11 +6,10 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import jax
 from jax._src import cache_key
@@ -18,6 +17,7 @@ from jax._src import cache_key
 from orchestrator.errors import OrchError, ProgramFailed, SpecError
 from orchestrator.processes import COMPILED, deepen_compiler_stacks
 from orchestrator.values.plan import Plan
+from orchestrator.values.profile import TRACES
 from orchestrator.values.run import Outcome, Startup, Step
 from orchestrator.values.spec import CheckpointOptions, EvaluationOptions
 from trainers.checkpoint.checkpoints import Checkpoints, SaveLog, newest_step
@@ -26,6 +26,7 @@ from trainers.data import batches as sources
 from trainers.huggingface.read import new_state
 from trainers.meter import Evaluator, Meter
 from trainers.multihost import StopVote, barrier, listen_on_node_address
+from trainers.trace import StepTraces
 
 _State = dict[str, Any]
 _CHECKPOINTS = "checkpoints"  # in the directory of a run
@@ -44,7 +45,11 @@ class Assignment:
     stop: Callable[[], bool] = lambda: False
     # Called with the steps that are done when another stage is to begin; waits for their save.
     next_stage: Callable[[int], None] = lambda _: None
-    profile_steps: range = range(0)  # are traced into `directory/profile`
+    # Asked before each step: those that this process traces, into a folder of `directory/profile`.
+    # `trace_kept` is then called with the folder; `program_text` is what it keeps of the program.
+    traced: Callable[[], range] = lambda: range(0)
+    trace_kept: Callable[[Path], object] = lambda _: None
+    program_text: Callable[[jax.stages.Compiled], str] | None = None
     peak_flops_per_s: float | None = None  # of one device in the compute type; without it no MFU
     folder: Path = Path()  # the spec's, where a relative path of its data begins
     verify_data: bool = False  # read a token set through, and check its sums, before the first step
@@ -109,7 +114,12 @@ def run(program: Program, assignment: Assignment) -> Outcome:
             saves=assignment.saves,
             stage=plan.stage.number if plan.stage else None,
         ) as checkpoints,
-        _XprofTrace(assignment.directory / "profile", assignment.profile_steps) as trace,
+        StepTraces(
+            assignment.directory / TRACES,
+            assignment.traced,
+            assignment.trace_kept,
+            assignment.program_text,
+        ) as traces,
     ):
         compiled, evaluator, compile_s = _compiled(program, assignment, text)
         barrier("every process has compiled")
@@ -138,7 +148,9 @@ def run(program: Program, assignment: Assignment) -> Outcome:
         with sources.Prefetched(inputs, steps) as feed:
             meter = Meter(program, assignment.emit, startup, assignment.peak_flops_per_s)
             every = assignment.checkpoint.every or plan.forecast.goodput.every_steps
-            loop = _Loop(compiled, feed, meter, checkpoints, every, trace, evaluator)
+            loop = _Loop(
+                compiled, feed, meter, checkpoints, every, traces.of(compiled, plan), evaluator
+            )
             done = loop.run(state, steps, StopVote(assignment.stop))
         return Outcome(steps_done=done, stopped=done < assignment.steps, startup=startup)
 
@@ -168,14 +180,14 @@ class _Loop:
     meter: Meter
     checkpoints: Checkpoints
     every: int
-    trace: "_XprofTrace"
+    traces: StepTraces
     evaluator: Evaluator | None
 
     def run(self, state: _State, steps: range, vote: StopVote) -> int:
         """Do the steps until the vote says stop; return how many steps of the run are done."""
         done = steps.start
         while done < steps.stop and not vote.says_stop():
-            with self.trace.step(done, self.meter.flush):
+            with self.traces.step(done, self.meter.flush):
                 began = _clock()
                 inputs = self.feed.take()
                 self.meter.add_wait(data_s=_clock() - began)
@@ -199,33 +211,6 @@ class _Loop:
             began = _clock()
             self.checkpoints.save(done, state)
             self.meter.add_wait(checkpoint_s=_clock() - began)
-
-
-class _XprofTrace:
-    """Traces the steps of a range on the primary process, into `folder`."""
-
-    def __init__(self, folder: Path, steps: range) -> None:
-        self._folder = folder
-        self._steps = steps if jax.process_index() == 0 else range(0)
-        self._tracing = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._tracing:
-            jax.profiler.stop_trace()
-
-    def step(self, index: int, drain: Callable[[], None]) -> AbstractContextManager[object]:
-        """Mark a step in the trace; `drain` is called before a trace begins and before it ends."""
-        if self._tracing != (index in self._steps):
-            drain()
-            if self._tracing:
-                jax.profiler.stop_trace()
-            else:
-                jax.profiler.start_trace(self._folder)
-            self._tracing = not self._tracing
-        return jax.profiler.StepTraceAnnotation("step", step_num=index)
 
 
 # Emulated devices: one process compiles a program, the others load it, and so do later runs

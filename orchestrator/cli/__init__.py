@@ -20,7 +20,7 @@ from orchestrator.values.spec import Spec
 _GROUPS = {
     "Plan": "init schema plan explain prove score import export data",
     "Run": "submit runs status logs cancel resume rm",
-    "Look": "report compare sync ui",
+    "Look": "report profile compare sync ui",
     "Machine": "doctor calibrate completion",
 }
 # A module is imported when one of its commands is named.
@@ -29,7 +29,7 @@ _MODULES = {
     "plan_commands": "plan",
     "proof_commands": "explain prove score",
     "run_commands": "submit cancel resume rm",
-    "look_commands": "runs status logs report compare sync ui doctor calibrate completion",
+    "look_commands": "runs status logs report profile compare sync ui doctor calibrate completion",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 

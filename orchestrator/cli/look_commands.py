@@ -168,6 +168,48 @@ def report_command(
     say(said, "\n", wrote)
 
 
+@click.command("profile", epilog=shared.NEWEST_HELP)
+@shared.OPTIONAL_RUN
+@shared.STORAGE
+@click.option(
+    "--steps", type=click.IntRange(1), metavar="N",
+    help="Let a run that goes on trace its next N steps first.",
+)  # fmt: skip
+@click.option(
+    "--trace", type=shared.FILE, metavar="FILE",
+    help="Read this XProf trace (.xplane.pb) of the run, taken by other means.",
+)  # fmt: skip
+@shared.JSON
+@shared.BRIEF
+@shared.FULL
+def profile_command(
+    run: str | None, storage: Path, steps: int | None, trace: Path | None, as_json: bool,
+    detail: ui.Detail | None,
+) -> None:  # fmt: skip
+    """Show where the time of RUN's step went, line by line. From its newest XProf traces.
+
+    Measured seconds stand next to the ledger's, the compiler's and the expected ones; then by
+    source line and by transfer. `orch submit --profile A:B` keeps traces; --steps asks a run that
+    goes on for one.
+
+    \b
+    Exit status:
+      0  shown
+      1  the run has no trace that can be read, or has ended before a new one
+
+    Example: orch profile llama3-70b-4pod-3f9a1c07-1 --steps 3
+    """
+    from orchestrator.show.profile_screen import profile_screen  # noqa: PLC0415  a long import
+
+    if steps and trace:
+        raise click.UsageError("--steps and --trace: choose one")
+    run = shared.or_newest(run, storage)
+    with aside(as_json):
+        found = orch.profile(run, storage, steps=steps, trace=trace, progress=Display())
+    following = run_command("report", found.run, storage)
+    show(found, lambda: profile_screen(found, following, detail or "usual"), as_json=as_json)
+
+
 @click.command("sync", epilog=shared.RUN_HELP)
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @shared.STORAGE

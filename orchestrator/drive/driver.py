@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from math import prod
+from math import ceil, prod
 from pathlib import Path
 
 import psutil
@@ -52,6 +52,7 @@ class Clock(Value):
     sleep: Callable[[float], None] = time.sleep
 
 
+_READ_TRACE_BEATS = 3  # after so many, each rank has read an event
 # The process that carries out an attempt may be stopped when its ranks end.
 _DONE_LIMIT_S = 30.0
 
@@ -102,6 +103,7 @@ class Monitor:
             if hang := self.heartbeats.find_hang(self.hang_limit_s, now_s):
                 detail, rank = hang
                 return _AttemptEnd(reason="hang", error=detail, first_dead_rank=rank)
+            self._pass_on_trace_request()
             if self._must_stop():
                 return _AttemptEnd(reason="cancelled")
             if self.new_save and self._can_grow():
@@ -134,6 +136,21 @@ class Monitor:
         usable = [shown for shown in slices if shown.whole and shown.settled]
         mine = [shown.free or shown.name in self.slices for shown in usable]
         return sum(mine) >= self.most_pods
+
+    def _pass_on_trace_request(self) -> None:
+        """Choose the steps of a trace that somebody asked for: the next ones that begin only when
+        every rank has read the event.
+        """
+        if (asked := self.writer.trace_request()) is None:
+            return
+        number, request = asked
+        run = self.writer.run()
+        if run.recent is None:  # no step says yet how long one takes
+            return
+        known_s = _READ_TRACE_BEATS * self.args.heartbeat_s + self.poll_s
+        first = run.steps_done + ceil(known_s / run.recent.step_s) + 1
+        first = min(first, run.steps - 1)
+        self.writer.record_trace(number, range(first, min(first + request.steps, run.steps)))
 
     def _must_stop(self) -> bool:
         """Whether a cancelled attempt must end now, not after a last checkpoint of its ranks."""

@@ -20,6 +20,7 @@ from orchestrator.storage import copies
 from orchestrator.storage.addresses import folder, is_copy
 from orchestrator.storage.segments import pipe_to
 from orchestrator.values.plan import Plan
+from orchestrator.values.profile import traced_ranks
 from orchestrator.values.run import SavedCheckpoint, Step, checkpoint_folder
 
 _SETTLE_LIMIT_S = 5.0
@@ -65,6 +66,7 @@ class _RunSaves:
 
 
 _PRINT_EVERY_S = 10.0
+_NO_STEPS = range(0)
 
 
 def work(args: WorkerArgs, rank: int) -> None:
@@ -77,13 +79,14 @@ def work(args: WorkerArgs, rank: int) -> None:
         path, args.attempt, rank, slice_name, args.heartbeat_s, watch, give_up=lambda: os._exit(1)
     ) as beats:
         try:
-            _train(args, rank, beats, _RunSaves(args, beats, watch))
+            _train(args, rank, beats, watch)
         except BaseException:
             traceback.print_exc()
             raise
 
 
-def _train(args: WorkerArgs, rank: int, beats: HeartbeatWriter, saves: _RunSaves) -> None:
+def _train(args: WorkerArgs, rank: int, beats: HeartbeatWriter, watch: ClaimWatch) -> None:
+    from orchestrator.proving.jax_private_api import program_text  # noqa: PLC0415
     from trainers.data.batches import DataProgress  # noqa: PLC0415
     from trainers.loop import Assignment, train  # noqa: PLC0415  the driver itself needs no JAX
     from trainers.multihost import join_processes  # noqa: PLC0415
@@ -92,6 +95,7 @@ def _train(args: WorkerArgs, rank: int, beats: HeartbeatWriter, saves: _RunSaves
 
     journal = Journal(folder(args.run))
     spec, state, plan = journal.spec(), journal.state(), journal.plan(args.plan_digest)
+    saves = _RunSaves(args, beats, watch)
     submission, settled = state.submitted.submission, state.settled_requests
     if not submission.rehearsal:  # a rehearsal runs in the installation that submitted it
         provenance.check_versions(submission.environment)
@@ -99,6 +103,13 @@ def _train(args: WorkerArgs, rank: int, beats: HeartbeatWriter, saves: _RunSaves
     def stop() -> bool:
         beats.count_step()
         return rank == 0 and journal.cancel_request(settled) is not None
+
+    if submission.profile:
+        watch.traced = range(*submission.profile)
+    is_traced = rank in traced_ranks(plan)
+
+    def traced() -> range:
+        return watch.traced if is_traced else _NO_STEPS
 
     print(f"attempt {args.attempt}, rank {rank}: trainer {plan.trainer}, plan {plan.digest[:8]}")
     with ExitStack() as stack:
@@ -115,7 +126,9 @@ def _train(args: WorkerArgs, rank: int, beats: HeartbeatWriter, saves: _RunSaves
             checkpoint=spec.run.checkpoint,
             stop=stop,
             next_stage=saves.begin_stage,
-            profile_steps=range(*submission.profile) if submission.profile else range(0),
+            traced=traced,
+            trace_kept=copies.upload,
+            program_text=program_text,
             folder=Path(submission.folder),
             peak_flops_per_s=_peak_flops_per_s(plan),
             data_progress=DataProgress(
@@ -126,10 +139,7 @@ def _train(args: WorkerArgs, rank: int, beats: HeartbeatWriter, saves: _RunSaves
             evaluation=spec.run.evaluation,
             progressed=beats.count_step,
         )
-        try:
-            train(plan, assignment)
-        finally:
-            copies.upload(journal.path / "profile")
+        train(plan, assignment)
 
 
 def _sequences_taken(journal: Journal, start: int, stop: int) -> int:

@@ -120,7 +120,16 @@ class Repaired(_Event, frozen=True, kw_only=True, tag="repaired"):
     faults: tuple[str, ...]
 
 
-_Seen = SlowdownSeen | HostsChecked
+class TraceAsked(_Event, frozen=True, kw_only=True, tag="trace asked"):
+    """The attempt that is running is to trace these steps, as request number `request` asks."""
+
+    attempt: int
+    first_step: int
+    end_step: int
+    request: int
+
+
+_Seen = SlowdownSeen | HostsChecked | TraceAsked
 _AttemptChange = AttemptStarted | CheckpointSaved | _Seen | Stopping | AttemptEnded
 AnyEvent = Submitted | Claimed | Pending | _AttemptChange | Ended | Repaired
 
@@ -138,13 +147,30 @@ class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind",
         return values.StateReason(code="cancel_requested", detail=self.source)
 
 
+class TraceRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="trace"):
+    """A request to trace the next `steps` steps."""
+
+    at_s: float
+    by: values.ProcessIdentity
+    steps: int
+
+
+AnyRequest = CancelRequest | TraceRequest
+
+
+def decode_request(text: bytes) -> AnyRequest:
+    with codec.decoding():
+        request: AnyRequest = msgspec.json.decode(text, type=AnyRequest)
+        return request
+
+
 def decode_event(text: bytes) -> AnyEvent:
     with codec.decoding():
         event: AnyEvent = msgspec.json.decode(text, type=AnyEvent)
         return event
 
 
-def encode(record: AnyEvent | CancelRequest) -> bytes:
+def encode(record: AnyEvent | AnyRequest) -> bytes:
     return msgspec.json.encode(record) + b"\n"
 
 

@@ -45,6 +45,7 @@ class ClaimWatch:
         self._last: DriverHeartbeat | None = None
         self._renewed_s = clock()
         self.saved: tuple[SavedCheckpoint, ...] = ()  # by this attempt, as recorded
+        self.traced = range(0)  # steps that this attempt is to trace, as recorded last
 
     def lapse(self) -> str | None:
         """Return why the claim or the attempt counts no more; None while it does."""
@@ -59,6 +60,8 @@ class ClaimWatch:
                 return f"attempt {event.attempt} has ended"
             if isinstance(event, events.CheckpointSaved) and event.checkpoint.attempt == attempt:
                 self.saved = (*self.saved, event.checkpoint)
+            if isinstance(event, events.TraceAsked) and event.attempt == attempt:
+                self.traced = range(event.first_step, event.end_step)
         now_s, heartbeat = self._clock(), self._last
         with suppress(JournalUnreadable):  # the storage does not answer: no renewal, and no end
             if (heartbeat := liveness.read(self._heartbeat)) is None:

@@ -102,6 +102,25 @@ class Writer:
         if check not in self._state.host_checks[-1:]:
             self._append(events.HostsChecked(at_s=self._clock(), check=check))
 
+    def trace_request(self) -> tuple[int, events.TraceRequest] | None:
+        """Return the request for a trace that nothing has settled yet, and its number."""
+        state = self._state
+        done = state.trace.request if state.trace else 0
+        return self.journal.trace_request(max(done, state.settled_requests))
+
+    def record_trace(self, request: int, steps: range) -> None:
+        """Let the ranks of the attempt trace these steps."""
+        attempt = self._state.open_attempt
+        if attempt is not None:
+            asked = events.TraceAsked(
+                at_s=self._clock(),
+                attempt=attempt.number,
+                first_step=steps.start,
+                end_step=steps.stop,
+                request=request,
+            )
+            self._append(asked)
+
     def record_stopping(self, reason: values.StateReason) -> None:
         self._append(events.Stopping(at_s=self._clock(), reason=reason))
 
@@ -335,11 +354,22 @@ def request_cancel(
     """Ask the driver to stop the run, after a last checkpoint or at once."""
     by = liveness.this_process()
     request = events.CancelRequest(at_s=time.time(), by=by, at_once=at_once, source=source)
+    _request(journal, request)
+    return request
+
+
+def request_trace(journal: Journal, steps: int) -> int:
+    """Ask the driver to have the next steps traced; return the number of the request."""
+    by = liveness.this_process()
+    return _request(journal, events.TraceRequest(at_s=time.time(), by=by, steps=steps))
+
+
+def _request(journal: Journal, request: events.AnyRequest) -> int:
     while True:
         number = events.read(journal.paths.requests).last + 1
         with suppress(FileExistsError):
             events.append(journal.paths.requests, number, events.encode(request))
-            return request
+            return number
 
 
 # --- repairing a journal that nothing drives: its events, and files that can be made again

@@ -20,7 +20,7 @@ from orchestrator.goodput.losses import SoFar, outlook
 from orchestrator.journal import boundary, files, liveness, run_state
 from orchestrator.journal import events as event_log
 from orchestrator.journal import steps as step_log
-from orchestrator.journal.events import CancelRequest, Fault, Submitted
+from orchestrator.journal.events import CancelRequest, Fault, Submitted, TraceRequest
 from orchestrator.journal.files import TRACKED, TRACKED_HERE, RunPaths
 from orchestrator.storage import copies
 from orchestrator.storage.addresses import address
@@ -293,16 +293,22 @@ class Journal:
     def cancel_request(self, settled: int) -> CancelRequest | None:
         return self._requested(settled)[0]
 
+    def trace_request(self, settled: int) -> tuple[int, TraceRequest] | None:
+        """Return the newest request for a trace after those that are settled, and its number."""
+        folder = self.paths.requests
+        contents = event_log.read(folder).contents
+        records = event_log.decoded(folder, contents, event_log.decode_request)
+        asked = [(n, each) for n, each in records.items() if isinstance(each, TraceRequest)]
+        return asked[-1] if asked and asked[-1][0] > settled else None
+
     def _requested(self, settled: int) -> tuple[CancelRequest | None, list[str]]:
         """Return the first request to stop at once, else the first, and what others have wrong."""
         folder = self.paths.requests
         log = event_log.read(folder)
-        records = event_log.decoded(
-            folder, log.contents, lambda text: codec.from_json(text, CancelRequest)
-        )
+        records = event_log.decoded(folder, log.contents, event_log.decode_request)
         later = [record for number, record in records.items() if number > settled]
         problems = [*log.problems, *(str(record) for record in later if isinstance(record, Fault))]
-        requests = [record for record in later if not isinstance(record, Fault)]
+        requests = [record for record in later if isinstance(record, CancelRequest)]
         at_once = (request for request in requests if request.at_once)
         return next(at_once, requests[0] if requests else None), problems
 

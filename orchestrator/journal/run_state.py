@@ -38,7 +38,14 @@ _VARYING = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{12,}\b|\d+")
 # Events of the attempt that is running, and of no other.
 _OF_RUNNING = (
     events.AttemptEnded, events.CheckpointSaved, events.SlowdownSeen, events.HostsChecked,
+    events.TraceAsked,
 )  # fmt: skip
+# Events of which the state keeps the newest, by the name of its field.
+_NEWEST: dict[type, str] = {
+    events.Pending: "pending",
+    events.Stopping: "stopping",
+    events.TraceAsked: "trace",
+}
 
 
 class RunState(Value):
@@ -54,6 +61,7 @@ class RunState(Value):
     stopping: events.Stopping | None = None
     ended: events.Ended | None = None
     saves: tuple[values.SavedCheckpoint, ...] = ()  # that count, the newest last
+    trace: events.TraceAsked | None = None  # the newest
     plan_sums: dict[str, str] = field(default_factory=dict)
     slowdowns: dict[tuple[int, int], Slowdown] = field(default_factory=dict)  # by attempt, number
     host_checks: tuple[HostCheck, ...] = ()
@@ -124,8 +132,9 @@ def _changed(state: RunState, number: int, event: events.AnyEvent) -> RunState:
         case events.Claimed():
             resumed_at = state.next_attempt if event.resumes else state.resumed_at
             return replace(idle, claim=event, writer=number, resumed_at=resumed_at, ended=None)
-        case events.Pending():
-            return replace(state, pending=event)
+        case events.Pending() | events.Stopping() | events.TraceAsked():
+            newest: dict[str, Any] = {_NEWEST[type(event)]: event}
+            return replace(state, **newest)
         case events.AttemptStarted():
             attempt = values.Attempt(
                 number=event.attempt,
@@ -138,8 +147,6 @@ def _changed(state: RunState, number: int, event: events.AnyEvent) -> RunState:
             sha256 = state.plan_sums.get(event.plan_digest, event.plan_sha256)
             plan_sums = state.plan_sums | {event.plan_digest: sha256}
             return replace(idle, attempts=(*closed, attempt), plan_sums=plan_sums, ended=None)
-        case events.Stopping():
-            return replace(state, stopping=event)
         case events.AttemptEnded():
             attempts = _with_newest(
                 state,

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import traceback
-from collections import defaultdict
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -24,6 +23,7 @@ from orchestrator import plugins
 from orchestrator.errors import OrchError
 from orchestrator.proving import compiled
 from orchestrator.proving.hlo.collectives import DeviceMesh
+from orchestrator.proving.hlo.operations import planned_exchanges, program_mesh
 from orchestrator.proving.hlo.program import program_of
 from orchestrator.proving.hlo.summary import summarize
 from orchestrator.proving.jax_private_api import answer_for_cudnn, program_text
@@ -108,46 +108,26 @@ def _compiled(plan: Plan, request: compiled.CompileRequest, send: _Send) -> comp
         for device in devices[: plan.devices_per_slice]:
             die = (device.core_on_chip,) if dies else ()
             places.append((*device.coords[: axes - len(die)], *die))
+    # The compiled program numbers devices as its own mesh does.
+    planned = {device: place for place, device in enumerate(mesh_of(plan, devices).devices.flat)}
+    is_gpu = devices[0].platform == "gpu"
     peak_memory = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT_BYTES)
     return compiled.Compiled(
         memory=_memory(executable.memory_analysis()),
         summary=summarize(
             program_of(text),
-            _mesh(plan, devices),
+            program_mesh(plan, (planned[device] for device in devices), whole=is_gpu),
             DeviceMesh({axis.name: axis.size for axis in plan.axes if axis.link == "dcn"}),
             plan.model.layers,
             rates,
             tuple(places),
-            _planned_exchanges(plan),
+            planned_exchanges(plan),
         ),
         compile_s=compile_s,
         compiler_memory_bytes=peak_memory,
         versions={package: metadata.version(package) for package in request.packages},
         code=compiled.loaded_code(plugins.trainer_entry_point(plan.trainer).module, opened),
     )
-
-
-def _mesh(plan: Plan, devices: list[jax.Device]) -> DeviceMesh:
-    """The mesh of one program: of a slice of TPUs, or of all GPUs. The compiled program numbers
-    devices as its own mesh does.
-    """
-    planned = {device: place for place, device in enumerate(mesh_of(plan, devices).devices.flat)}
-    is_whole = devices[0].platform == "gpu"
-    count = len(devices) if is_whole else plan.devices_per_slice
-    places = tuple(planned[device] % count for device in devices[:count])
-    axes = {axis.name: axis.size for axis in plan.axes if is_whole or axis.link == "ici"}
-    between = tuple(axis.name for axis in plan.axes if is_whole and axis.link == "dcn")
-    return DeviceMesh(axes, None if places == tuple(range(count)) else places, between)
-
-
-def _planned_exchanges(plan: Plan) -> dict[tuple[tuple[str, ...], str], str]:
-    """The ledger's line for the axes and the kind of a collective, if only one line has them."""
-    alike = defaultdict[tuple[tuple[str, ...], str], set[str]](set)
-    for line in plan.forecast.time if plan.ledger_describes_trainer else ():
-        if sent := line.collective:
-            axes = tuple(axis for axis in sent.axes if plan.mesh[axis] > 1)
-            alike[axes, sent.kind].add(line.kind)
-    return {key: kinds.pop() for key, kinds in alike.items() if len(kinds) == 1}
 
 
 def _memory(analysis: Any) -> compiled.CompiledMemory:

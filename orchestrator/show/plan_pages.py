@@ -168,7 +168,7 @@ def schedule_page(plan: Plan, schedule: Schedule) -> str:
         timelines=timelines,
         flame=boxes,
         flame_rows=max((box.row for box in boxes), default=0) + 1,
-        lines=by_line(schedule)[:_MOST_LINES],
+        lines=by_line(schedule.lines)[:_MOST_LINES],
         colors=[(name, color) for name, color in _SCHEDULE_COLORS.items() if name != "loop"],
     )
 

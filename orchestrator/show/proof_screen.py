@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from orchestrator import formatting as fmt
+from orchestrator.evidence.profile import named_seconds
 from orchestrator.network.mesh_axes import ICI_AXES
 from orchestrator.network.rematerialization import summary_of, text_of
 from orchestrator.show import parts as ui
@@ -346,7 +347,7 @@ def _schedule_parts(plan: Plan, schedule: proofs.Schedule | None, *, full: bool)
             words = (what, transfer.algorithm, how, short_line(transfer.line))
             times = fmt.seconds(transfer.exposed_s), fmt.seconds(transfer.wire_s)
             transfers.append((*times, ", ".join(filter(None, words))))
-    lines = by_line(schedule)
+    lines = by_line(schedule.lines)
     line_rows: list[ui.Row] = [("", *(name for name, _ in proofs.KINDS), "")]
     for place in lines[:_MOST]:
         if place.total_s >= small_s:
@@ -402,21 +403,13 @@ def _totals(plan: Plan, schedule: proofs.Schedule) -> list[ui.Part]:
     return parts
 
 
-# Lines of the ledger whose operations the trainer does not tell from those of another.
-_INSIDE = dict.fromkeys(("copied_heads", "expert_padding", "expert_imbalance"), "matmul")
-_INSIDE["vocab_padding"] = "unembedding"
-
-
 def _ledger_lines(
     plan: Plan, schedule: proofs.Schedule, small_s: float, most: int | None
 ) -> list[ui.Part]:
     """Return seconds of the ledger's lines, if the trainer names any, next to the ledger's own."""
     if all(line.kind == proofs.OTHER_LINE for line in schedule.ledger):
         return []
-    ledger: dict[str, float] = defaultdict(float)
-    for line in plan.forecast.time if plan.ledger_describes_trainer else ():
-        ledger[_INSIDE.get(line.kind, line.kind)] += line.value
-    rows: list[ui.Row] = []
+    ledger, rows = named_seconds(plan), list[ui.Row]()
     for scheduled in schedule.ledger:
         kind = scheduled.kind
         if max(scheduled.total_s, scheduled.wire_s) >= small_s:
@@ -428,10 +421,10 @@ def _ledger_lines(
     return ui.table(head, rows[:most], "<>>>>")
 
 
-def by_line(schedule: proofs.Schedule) -> list[proofs.ScheduledLine]:
+def by_line(lines_by_stack: Sequence[proofs.ScheduledLine]) -> list[proofs.ScheduledLine]:
     """Return the lines, each once, whichever calls led to it; the longest first."""
     alike: dict[str, list[proofs.ScheduledLine]] = defaultdict(list)
-    for line in schedule.lines:
+    for line in lines_by_stack:
         alike[line.line].append(line)
     joined = [
         proofs.ScheduledLine(

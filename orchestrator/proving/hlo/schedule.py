@@ -5,11 +5,8 @@ and its end, and a wait for its end is exposed.
 """
 
 import re
-from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Literal, TypeVar, get_args
 
 import numpy as np
 
@@ -17,13 +14,11 @@ from orchestrator.proving.compiled import GROUPED_MATMUL
 from orchestrator.proving.hlo import collectives, flops
 from orchestrator.proving.hlo import transfers as moves
 from orchestrator.proving.hlo.dataflow import RENDEZVOUS, UnknownTrips, trip_count
+from orchestrator.proving.hlo.origins import NOTHING, Kind, Lines, Origins, last_line, only_moves
 from orchestrator.proving.hlo.program import Computation, HloProgram, Instruction
 from orchestrator.proving.hlo.transfers import START, Transfer, TransferReader, inside, moved_bytes
-from orchestrator.values.plan import LineKind
 from orchestrator.values.proof import OTHER_LINE, ComputeRates, ScheduledEvent
 
-Lines = tuple[str, ...]  # source lines, the outermost call first
-_Kind = Literal["product", "kernel", "copy", "other"]
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 # The compiler for GPUs writes the estimates of several models: the first has any operation, the
 # other those whose tiles it has chosen.
@@ -31,30 +26,19 @@ _COST = re.compile(
     r'"exec_time_us":([\d.e+\-]+),"compute_time_us":[\d.e+\-]+,'
     r'"memory_access_time_us":([\d.e+\-]+),"name":"(|indexing-cost-model)"'
 )
-# What moves data and computes nothing, alone or inside a fusion.
-_RELAYOUTS = {"copy", "transpose", "reshape", "concatenate", "pad", "slice", "dynamic-slice"}
-_RELAYOUTS |= {"dynamic-update-slice", "reverse", "gather"}
-_NOTHING = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "iota", "broadcast"}
-_NOTHING |= {"fusion", "convert", "maximum", "select", "compare", "after-all"}
 # What moves single elements or rows: these take longer than their bytes.
 _SCATTERED = {"gather", "scatter", "sort", "custom-call"}
 # With a product in its fusion, these are named: they can slow it down.
 _MOVED_IN = {"concatenate", "pad", "copy", "transpose", "maximum"}
 _DONE = "-done"
 _SPARSE_CORE_THREAD = "sparsecore"
-_UNKNOWN = "no source line"  # a line that no instruction nearby names
-
-_Origin = TypeVar("_Origin")
-_SCOPE = re.compile(r"(?<=[/(])\w+(?=[/)])")  # of `jit(step)/transpose(jvp(matmul))/dot_general`
-_LEDGER = frozenset(get_args(LineKind))
-_RECOMPUTED = {"matmul": "matmul_recompute", "attention": "attention_recompute"}
 
 
 @dataclass(frozen=True)
 class Work:
     """An operation that the device computes, once; it runs `times` a step."""
 
-    kind: _Kind
+    kind: Kind
     instruction: Instruction
     lines: Lines
     ledger: str  # the kind of the ledger's line that prices it
@@ -100,10 +84,6 @@ class Record:
     unpriced: set[str] = field(default_factory=set)
 
 
-def last_line(lines: Lines) -> str:
-    return lines[-1] if lines else _UNKNOWN
-
-
 @dataclass
 class SchedulePass:
     """One pass over a computation, which runs `times` a step; `record` has all that it runs."""
@@ -119,68 +99,12 @@ class SchedulePass:
     own: list[Work] = field(default_factory=list)  # what the computation itself computes, in order
     flying: dict[str, Sent] = field(default_factory=dict)
     recent: list[Sent] = field(default_factory=list)
-    known_lines: dict[str, Lines] = field(default_factory=dict)
-    known_ledger: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.origins = Origins(self.program, self.where, self.transfers.exchanges)
         for instruction in self.where.instructions.values():
             handle = next(handle for applies, handle in _HANDLERS if applies(instruction))
             handle(self, instruction)
-
-    # --- source lines and the ledger's line, also of instructions that the compiler makes and names
-    # none for
-
-    def _lines(self, op: Instruction) -> Lines:
-        if op.name not in self.known_lines:
-            self.known_lines[op.name] = self._origin(op, self._said_lines) or ()
-        return self.known_lines[op.name]
-
-    def _said_lines(self, op: Instruction) -> Lines:
-        return self.program.sources.program_lines(op.frame)
-
-    def _ledger(self, op: Instruction) -> str:
-        if op.name not in self.known_ledger:
-            self.known_ledger[op.name] = self._origin(op, self._said_ledger) or OTHER_LINE
-        return self.known_ledger[op.name]
-
-    def _said_ledger(self, op: Instruction) -> str:
-        """The line after which the trainer names an operation, the innermost of several. The
-        compiler's own collectives name nothing: their payload does.
-        """
-        scopes: list[str] = _SCOPE.findall(op.op_name)
-        named = [scope for scope in scopes if scope in _LEDGER]
-        if named and "rematted_computation" in scopes:
-            return _RECOMPUTED.get(named[-1], named[-1])
-        if named:
-            return named[-1]
-        if op.op_name and op.opcode != "constant":
-            return OTHER_LINE
-        return self.transfers.exchanges.get(op.quoted(RENDEZVOUS) or op.name, "")
-
-    def _origin(self, op: Instruction, said: Callable[[Instruction], _Origin]) -> _Origin | None:
-        """What an instruction or its fusion says, or else the nearest operand, then reader."""
-        for near in (lambda at: at.operands, lambda at: self._readers[at.name]):
-            seen, todo = {op.name}, deque([op])
-            while todo:
-                at = todo.popleft()
-                parts = [at]
-                if at.opcode == "fusion":
-                    [fused] = self.program.called(at)
-                    parts += reversed(fused.instructions.values())
-                if origin := next(filter(None, map(said, parts)), None):
-                    return origin
-                new = [name for name in near(at) if name in self.where.instructions]
-                todo += [self.where.instructions[name] for name in new if name not in seen]
-                seen |= set(new)
-        return None
-
-    @cached_property
-    def _readers(self) -> dict[str, list[str]]:
-        readers: dict[str, list[str]] = defaultdict(list)
-        for instruction in self.where.instructions.values():
-            for operand in instruction.operands:
-                readers[operand].append(instruction.name)
-        return readers
 
     # --- control flow
 
@@ -213,7 +137,7 @@ class SchedulePass:
         self.record.rounds += inner.record.rounds
         self.record.unpriced |= inner.record.unpriced
         seconds = trips * inner.now
-        self._event("compute", "loop", name, self._lines(op), self.now, seconds)
+        self._event("compute", "loop", name, self.origins.lines(op), self.now, seconds)
         self.now += seconds
 
     # --- computation
@@ -235,8 +159,7 @@ class SchedulePass:
         bytes_s = moved_bytes(self.program, self.where, op) / self.transfers.rates.hbm_bytes_per_s
         products = [(at, part) for at, part in parts if flops.is_product(part)]
         if not products:
-            is_move = bool(opcodes & _RELAYOUTS) and opcodes <= _RELAYOUTS | _NOTHING
-            kind: _Kind = "copy" if is_move else "other"
+            kind: Kind = "copy" if only_moves(opcodes) else "other"
             is_pass = cycles is not None and not opcodes & _SCATTERED
             self._spend(kind, op, op, min(estimated_s, bytes_s) if is_pass else estimated_s)
             return
@@ -250,7 +173,7 @@ class SchedulePass:
             rate = self._product_rate(at, largest, max(counted))
             seconds = max(sum(counted) / rate, min(estimated_s, bytes_s))
             is_narrow = all(array.dtype != "f32" for array in at.operand(largest, 0).arrays)
-            if opcodes <= _NOTHING | {largest.opcode} or not is_narrow:
+            if opcodes <= NOTHING | {largest.opcode} or not is_narrow:
                 seconds = max(seconds, estimated_s)
         self._spend("product", largest, op, seconds, sum(counted), moved)
 
@@ -276,7 +199,7 @@ class SchedulePass:
 
     def _spend(
         self,
-        kind: _Kind,
+        kind: Kind,
         op: Instruction,
         outside: Instruction,
         seconds: float,
@@ -284,12 +207,11 @@ class SchedulePass:
         fused: tuple[str, ...] = (),
     ) -> None:
         """Compute an operation; `outside` is the fusion that it runs in, or itself."""
-        lines = self._said_lines(op) if op is not outside else ()
-        ledger = self._said_ledger(op) if op is not outside else ""
-        work = Work(
-            kind, op, lines or self._lines(outside), ledger or self._ledger(outside), seconds,
-            self.times, counted, fused,
-        )  # fmt: skip
+        lines = self.origins.said_lines(op) if op is not outside else ()
+        ledger = self.origins.said_ledger(op) if op is not outside else ""
+        lines = lines or self.origins.lines(outside)
+        ledger = ledger or self.origins.ledger(outside)
+        work = Work(kind, op, lines, ledger, seconds, self.times, counted, fused)
         self.record.work.append(work)
         self.own.append(work)
         self._event("compute", kind, op.name, work.lines, self.now, seconds)
@@ -338,7 +260,7 @@ class SchedulePass:
         ]
 
     def _sent_ledger(self, collective: Instruction) -> str:
-        return self._said_ledger(collective) or OTHER_LINE
+        return self.origins.said_ledger(collective) or OTHER_LINE
 
     def collective(self, op: Instruction) -> None:
         transfer = self.transfers.collective(self.where, op, op)
@@ -348,7 +270,7 @@ class SchedulePass:
 
     def start(self, op: Instruction) -> None:
         """An asynchronous copy, or an asynchronous call, which may have a collective in it."""
-        ledger = self._ledger(op)
+        ledger = self.origins.ledger(op)
         if exchanges := self._collectives(op):
             transfer, ledger = exchanges[0]
         elif op.quoted("async_execution_thread") == _SPARSE_CORE_THREAD:
@@ -370,7 +292,7 @@ class SchedulePass:
 
     def _start(self, name: str, op: Instruction, transfer: Transfer, ledger: str) -> None:
         flying = [other for other in self.recent if other.transfer.meets(transfer)]
-        begin, lines = self.now, self._lines(op)
+        begin, lines = self.now, self.origins.lines(op)
         end_s = begin + transfer.seconds
         if transfer.links is None:  # one after another
             begin = max([begin, *(other.end_s for other in flying)])

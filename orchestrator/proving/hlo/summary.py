@@ -15,8 +15,9 @@ from orchestrator.proving.hlo import flops
 from orchestrator.proving.hlo.buffers import BufferClasses, peak
 from orchestrator.proving.hlo.collectives import DeviceMesh, dcn_payloads, logical_payloads
 from orchestrator.proving.hlo.dataflow import Dataflow, Visit, visits
+from orchestrator.proving.hlo.origins import Lines, last_line
 from orchestrator.proving.hlo.program import HloProgram
-from orchestrator.proving.hlo.schedule import Lines, Record, SchedulePass, Sent, Work, last_line
+from orchestrator.proving.hlo.schedule import Record, SchedulePass, Sent, Work
 from orchestrator.proving.hlo.transfers import DomainLinks, SliceLinks, TransferReader
 from orchestrator.values import proof as proofs
 

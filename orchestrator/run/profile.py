@@ -1,0 +1,196 @@
+"""Profiles of runs: have the next steps traced, read the traces, and keep what they say."""
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from orchestrator.errors import (
+    JournalUnreadable,
+    JournalUnwritable,
+    OrchError,
+    RunHasEnded,
+    TraceUnreadable,
+)
+from orchestrator.evidence.profile import kept_seconds, make_profile, trace_folders, traced_plan
+from orchestrator.evidence.report import report_and_steps
+from orchestrator.journal import files
+from orchestrator.journal.listing import find_run
+from orchestrator.journal.ownership import request_trace
+from orchestrator.journal.run_journal import Journal
+from orchestrator.plugins import require
+from orchestrator.run.progress import (
+    RUNS,
+    Progress,
+    Stage,
+    TaskEnded,
+    interruptible,
+    run_command,
+    silent,
+)
+from orchestrator.storage.addresses import folder
+from orchestrator.values import codec
+from orchestrator.values.profile import (
+    PROGRAM,
+    SECONDS,
+    TRACE,
+    TRACES,
+    Profile,
+    TraceNote,
+    TraceSeconds,
+    traced_ranks,
+)
+from orchestrator.values.run import LIVE, Run
+
+_MOST_BYTES = 4 << 30  # of a trace
+_POLL_S = 0.5
+_TASK = "tracing"
+_NEW_STEPS = 3
+
+
+class NoTrace(OrchError):
+    """A run has no trace that could be read."""
+
+
+def profile(
+    run: str,
+    storage: str | Path = RUNS,
+    *,
+    steps: int | None = None,
+    trace: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Profile:
+    """Return what the newest traces of a run say of a step, line by line. With `steps`, a run that
+    goes on first traces so many of its next steps. `trace` is a file to read instead.
+    """
+    require("prove")
+    where = folder(storage)
+    journal = find_run(where, run)
+    found = journal.run()
+    if trace is not None:
+        return _of_file(journal, found, Path(trace))
+    if steps is not None:
+        _take(journal, found, steps, where, progress or silent)
+    problems = list[str]()
+    for at in reversed(trace_folders(journal)):
+        ranks, more = _measured(journal, at)
+        problems += more
+        if ranks:
+            _, table = report_and_steps(journal)
+            return make_profile(journal, journal.run(), ranks, at, table, problems)
+    raise _nothing(found, where, problems)
+
+
+def measure_traces(journal: Journal) -> None:
+    """Read every trace that nobody has read yet, and keep what it says next to it."""
+    for at in trace_folders(journal):
+        _measured(journal, at)
+
+
+def _measured(journal: Journal, at: Path) -> tuple[list[TraceSeconds], list[str]]:
+    """Return what the traces in a folder say by rank, and what is wrong with others."""
+    problems, known = [], {each.note.rank: each for each in kept_seconds(at)}
+    for name in files.names(at):
+        rank = name.removeprefix("rank-")
+        if not rank.isdecimal() or int(rank) in known:
+            continue
+        try:
+            known[int(rank)] = _measure(journal, at / name)
+        except FileNotFoundError:
+            problems.append(f"{at.name}/{name} is not whole: its process ended before its steps")
+        except (TraceUnreadable, JournalUnreadable, msgspec.DecodeError) as error:
+            problems.append(str(error))
+    return [known[rank] for rank in sorted(known)], problems
+
+
+def _measure(journal: Journal, at: Path) -> TraceSeconds:
+    from orchestrator.proving.measured import measure  # noqa: PLC0415  it reads programs
+
+    note = codec.from_json(files.read(at / TRACE), TraceNote)
+    plan = traced_plan(journal, journal.run(), note.plan_digest)
+    if plan is None:
+        raise TraceUnreadable(f"{at} is of plan {note.plan_digest[:8]}, which is not of this run")
+    path = _newest_file(at)
+    program = None
+    with suppress(FileNotFoundError):
+        program = files.read(at / PROGRAM)
+    found = measure(files.read(path, _MOST_BYTES), path.name, note, plan, program)
+    with suppress(JournalUnwritable):  # of another user, or on a full disk: read again next time
+        files.replace(at / SECONDS, codec.to_json(found))
+    return found
+
+
+def _newest_file(at: Path) -> Path:
+    root = at / "plugins" / "profile"
+    for taken in sorted(files.names(root), reverse=True):
+        for name in files.names(root / taken):
+            if name.endswith(".xplane.pb"):
+                return root / taken / name
+    raise FileNotFoundError(root)
+
+
+def _of_file(journal: Journal, run: Run, path: Path) -> Profile:
+    """Return what a trace that was taken by other means says of the run's newest plan."""
+    from orchestrator.proving.measured import measure  # noqa: PLC0415  it reads programs
+
+    plan = journal.current_plan(run)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise TraceUnreadable(f"{path}: {error.strerror}") from error
+    platform = "cpu" if run.rehearsal else "gpu" if "nvidia" in plan.chip else "tpu"
+    programs = [at / name / PROGRAM for at in trace_folders(journal) for name in files.names(at)]
+    program = next((files.read(each) for each in reversed(programs) if each.exists()), None)
+    note = TraceNote(
+        plan_digest=plan.digest, rank=0, first_step=0, end_step=0, platform=platform,
+        device_kind=plan.chip,
+    )  # fmt: skip
+    found = measure(content, path.name, note, plan, program)
+    return make_profile(journal, run, [found], path)
+
+
+def _take(journal: Journal, run: Run, steps: int, storage: Path, progress: Progress) -> None:
+    """Ask the run to trace its next steps, and wait until every rank that traces has done so."""
+    if run.state not in LIVE:
+        why = f"run {run.run} is {run.state}: it has no next step"
+        raise RunHasEnded(why, next_command=run_command("profile", run.run, storage))
+    number = request_trace(journal, steps)
+    again = run_command("profile", run.run, storage)
+
+    def stage(text: str) -> None:
+        progress(Stage(task=_TASK, stage=text))
+
+    with interruptible("waiting for the trace", "the run takes it all the same", again):
+        while not _is_taken(journal, number, stage) and journal.run().state in LIVE:
+            time.sleep(_POLL_S)
+    progress(TaskEnded(task=_TASK))
+
+
+def _is_taken(journal: Journal, number: int, stage: Callable[[str], None]) -> bool:
+    """Return whether all ranks have traced what a request asked for, and say how far they are."""
+    run, asked = journal.run(), journal.state().trace
+    if asked is None or asked.request < number:
+        stage(f"the run is {run.state}; {run.steps_done} of {run.steps} steps are done")
+        return False
+    stage(f"steps {asked.first_step} to {asked.end_step - 1}; {run.steps_done} are done")
+    at = journal.paths.root / TRACES / f"steps-{asked.first_step}-{asked.end_step}"
+    ranks = len(traced_ranks(journal.plan(run.plan_digest)))
+    return sum(TRACE in files.names(at / name) for name in files.names(at)) >= ranks
+
+
+def _nothing(run: Run, storage: Path, problems: Iterable[str]) -> NoTrace:
+    """Return why there is no profile, and what leads to one."""
+    told = "; ".join(problems)
+    if told:
+        why = f"no trace of run {run.run} can be read: {told}"
+    elif run.profile and run.steps_done <= run.profile[0]:
+        first = run.profile[0]
+        why = f"run {run.run} has done {run.steps_done} steps; its trace begins with step {first}"
+    else:
+        why = f"run {run.run} has no trace"
+    if run.state in LIVE:
+        more = run_command("profile", run.run, storage, "--steps", str(_NEW_STEPS))
+        return NoTrace(why, next_command=more)
+    return NoTrace(f"{why}; submit with --profile A:B to keep one of steps A to B - 1")

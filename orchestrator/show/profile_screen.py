@@ -1,0 +1,150 @@
+"""Show where the time of a step went: measured, line by line, next to every prediction."""
+
+from orchestrator import formatting as fmt
+from orchestrator.evidence.profile import named_seconds  # noqa: F401  registers sentences
+from orchestrator.show import parts as ui
+from orchestrator.show.proof_screen import by_line, short_line
+from orchestrator.values.profile import HOST, IDLE, Profile, ProfileLine
+from orchestrator.values.proof import KINDS
+
+_SMALL = 0.002  # of a step: what takes less in every witness is left to --json
+_MOST = 5  # rows of each table but the first; --full has all
+_NAMES = {IDLE: "idle", HOST: "waiting for the host", "other": "no line of the ledger"}
+LINES_HEAD = ("line", "lower", "scheduled", "expected", "measured", "of it exposed", "on links")
+
+
+def profile_screen(profile: Profile, next_command: str, detail: ui.Detail) -> ui.Screen:
+    """Return the verdict, the lines, and where in the trainer's source and on which links."""
+    first = [ui.heading(f"{profile.run}: {profile_verdict(profile)}")]
+    notes = [ui.warning(note.text) for note in profile.notes]
+    if detail == "brief":
+        return ui.screen(first, notes, ui.next_step(next_command))
+    most = None if detail == "full" else _MOST
+    head, rows = line_rows(profile)
+    return ui.screen(
+        first,
+        ui.section("seconds of a step and device", ui.table(head, rows, "<" + ">" * len(head[1:]))),
+        ui.section(
+            "by the trainer's source line", ui.table(*source_rows(profile, most), ">>>>>><")
+        ),
+        ui.section("by transfer", ui.table(*transfer_rows(profile, most), ">>>w")),
+        ui.indent([what_text(profile)]),
+        notes,
+        ui.next_step(next_command),
+    )
+
+
+def profile_verdict(profile: Profile) -> str:
+    """Return how long a step took, and which line is furthest off what it should take."""
+    step = f"A step took {fmt.seconds(profile.step_s)}"
+    if profile.expected_s:
+        said = f"the {fmt.seconds(profile.expected_s)} expected"
+        step += f", {fmt.off(profile.step_s, profile.expected_s, said)}"
+    if off := _furthest(profile):
+        name, more_s, against = off
+        return f"{step}. {name.capitalize()} takes {fmt.seconds(more_s)} more than {against}."
+    largest = max(profile.lines, key=lambda line: line.measured_s)
+    share = fmt.percent(largest.measured_s / profile.step_s)
+    return f"{step}. Most of it, {share}, is {line_name(largest)}."
+
+
+def _furthest(profile: Profile) -> tuple[str, float, str] | None:
+    """Return the part with the most seconds beyond `expected`, or the line with the most beyond
+    `scheduled`; None without either.
+    """
+    off: list[tuple[float, str, str]] = []
+    for part in dict.fromkeys(line.part for line in profile.lines):
+        lines = [line for line in profile.lines if line.part == part]
+        said = [line.expected_s for line in lines if line.expected_s is not None]
+        if said:
+            measured_s = sum(line.measured_s for line in lines)
+            off.append((measured_s - sum(said), part, "expected"))
+    if not off:
+        for line in profile.lines:
+            if line.scheduled_s is not None:
+                more_s = line.measured_s - line.scheduled_s
+                off += [(more_s, line_name(line), "scheduled")]
+    more_s, name, against = max(off, default=(0.0, "", ""))
+    return (name, more_s, against) if more_s > _SMALL * profile.step_s else None
+
+
+def line_name(line: ProfileLine) -> str:
+    return _NAMES.get(line.kind, line.kind.replace("_", " "))
+
+
+def line_rows(profile: Profile) -> tuple[ui.Row, list[ui.Row]]:
+    """Return the heads and rows of the table of lines, without columns that no line has."""
+    known = {
+        "lower": any(line.lower_s for line in profile.lines),
+        "scheduled": any(line.scheduled_s for line in profile.lines),
+        "expected": any(line.expected_s for line in profile.lines),
+    }
+    least_s = _SMALL * profile.step_s
+    rows: list[list[str]] = []
+    for line in profile.lines:
+        times = line.lower_s, line.scheduled_s, line.measured_s, line.wire_s, line.expected_s
+        if max(s or 0.0 for s in times) < least_s:
+            continue
+        cells = {
+            "lower": line.lower_s,
+            "scheduled": line.scheduled_s,
+            "expected": line.expected_s,
+            "measured": line.measured_s,
+            "of it exposed": line.exposed_s if line.kind not in {IDLE, HOST} else None,
+            "on links": line.wire_s,
+        }
+        shown = [_cell(cells[name]) for name in LINES_HEAD[1:] if known.get(name, True)]
+        rows.append([line_name(line), *shown, fmt.percent(line.measured_s / profile.step_s)])
+    totals = {
+        "lower": profile.lower_s,
+        "scheduled": profile.scheduled_s,
+        "expected": profile.expected_s,
+        "measured": profile.step_s,
+        "of it exposed": sum(each.exposed_s for each in profile.lines if each.kind not in _NAMES),
+        "on links": sum(line.wire_s for line in profile.lines),
+    }
+    shown = [_cell(totals[name]) for name in LINES_HEAD[1:] if known.get(name, True)]
+    rows.append(["a step", *shown, ""])
+    heads = (name for name in LINES_HEAD if known.get(name, True))
+    return (*heads, "share"), [tuple(row) for row in rows]
+
+
+def _cell(value_s: float | None) -> str:
+    return fmt.seconds(value_s) if value_s else "-"
+
+
+def source_rows(profile: Profile, most: int | None) -> tuple[ui.Row, list[ui.Row]]:
+    least_s = _SMALL * profile.step_s
+    rows: list[ui.Row] = []
+    for line in by_line(profile.sources)[:most]:
+        if line.total_s >= least_s:
+            kinds = (_cell(getattr(line, field)) for _, field in KINDS)
+            rows.append((fmt.seconds(line.total_s), *kinds, short_line(line.line)))
+    return ("", *(name for name, _ in KINDS), ""), rows
+
+
+def transfer_rows(profile: Profile, most: int | None) -> tuple[ui.Row, list[ui.Row]]:
+    """Return waits and transfers, those of one kind over the same axes together."""
+    joined: dict[tuple[str, str], list[float]] = {}
+    for sent in profile.collectives:
+        over = " x ".join(sent.axes)
+        total = joined.setdefault(
+            (sent.kind, f"over {sent.link} {over}" if over else ""), [0.0] * 3
+        )
+        for i, figure in enumerate((sent.exposed_s, sent.wire_s, sent.calls_per_step)):
+            total[i] += figure
+    rows: list[ui.Row] = [
+        (_cell(exposed_s), _cell(wire_s), f"{calls:,.0f}", " ".join(filter(None, what)))
+        for what, (exposed_s, wire_s, calls) in sorted(joined.items(), key=lambda pair: -pair[1][0])
+        if max(exposed_s, wire_s) >= _SMALL * profile.step_s
+    ]
+    return ("exposed", "on links", "calls", ""), rows[:most]
+
+
+def what_text(profile: Profile) -> str:
+    """Return which steps, ranks and devices the figures are of."""
+    ranks = ", ".join(map(str, profile.ranks))
+    of = f"the mean of rank{'s' * (len(profile.ranks) > 1)} {ranks} on {profile.device_kind}"
+    if profile.end_step > profile.first_step:
+        return f"steps {profile.first_step} to {profile.end_step - 1}, {of}; {profile.folder}"
+    return f"a trace from elsewhere: {profile.folder}"
