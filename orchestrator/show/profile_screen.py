@@ -21,12 +21,12 @@ def profile_screen(profile: Profile, next_command: str, detail: ui.Detail) -> ui
         return ui.screen(first, notes, ui.next_step(next_command))
     most = None if detail == "full" else _MOST
     head, rows = line_rows(profile)
+    places, by_place = source_rows(profile, most)
+    sources = ui.table(places, by_place, ">" * len(places[1:]) + "w")
     return ui.screen(
         first,
         ui.section("seconds of a step and device", ui.table(head, rows, "<" + ">" * len(head[1:]))),
-        ui.section(
-            "by the trainer's source line", ui.table(*source_rows(profile, most), ">>>>>><")
-        ),
+        ui.section("by the trainer's source line", sources),
         ui.section("by transfer", ui.table(*transfer_rows(profile, most), ">>>w")),
         ui.indent([what_text(profile)]),
         notes,
@@ -115,12 +115,13 @@ def _cell(value_s: float | None) -> str:
 
 def source_rows(profile: Profile, most: int | None) -> tuple[ui.Row, list[ui.Row]]:
     least_s = _SMALL * profile.step_s
+    lines = [line for line in by_line(profile.sources)[:most] if line.total_s >= least_s]
+    kinds = [(name, key) for name, key in KINDS if any(getattr(line, key) for line in lines)]
     rows: list[ui.Row] = []
-    for line in by_line(profile.sources)[:most]:
-        if line.total_s >= least_s:
-            kinds = (_cell(getattr(line, field)) for _, field in KINDS)
-            rows.append((fmt.seconds(line.total_s), *kinds, short_line(line.line)))
-    return ("", *(name for name, _ in KINDS), ""), rows
+    for line in lines:
+        cells = (_cell(getattr(line, key)) for _, key in kinds)
+        rows.append((fmt.seconds(line.total_s), *cells, short_line(line.line)))
+    return ("", *(name for name, _ in kinds), ""), rows
 
 
 def transfer_rows(profile: Profile, most: int | None) -> tuple[ui.Row, list[ui.Row]]:

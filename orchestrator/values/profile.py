@@ -95,9 +95,9 @@ class Profile(Shown, Value):
     """Measured seconds of a step, line by line, next to what was predicted: the mean of the ranks
     that were traced.
 
-    `lines` adds up to `step_s`. `slowest_rank` of a line is named where that rank takes a tenth
-    longer than the others, and a hundredth of the step. `not_compared` says why predictions are
-    missing. `sources` and `collectives` are those of the first rank.
+    `lines` adds up to `step_s`. A line has a `slowest_rank` where that rank computes it for a
+    quarter longer than the others, and a fiftieth of the step. `not_compared` says why predictions
+    are missing. `sources` and `collectives` are those of the first rank.
     """
 
     schema: int = PROFILE_SCHEMA
