@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.proving.measured import measure
 from orchestrator.values import codec
+from orchestrator.values.plan import Plan
+from orchestrator.values.profile import PROGRAM, TRACE, TraceNote
 from tests.chaos.train_campaign import (
     TrainedPlan,
     Violation,
@@ -64,7 +67,19 @@ def test_a_spec_is_planned_first(tmp_path: Path) -> None:
     assert end == f"finished after 2 steps, saved in {tmp_path / 'run' / 'checkpoints'}"
     assert loss_line.startswith("mean loss of the last 2 steps ")
     assert done.returncode == 1
-    assert list((tmp_path / "run").rglob("*.xplane.pb"))
+    # The trace of the step names nearly all of its seconds after lines of the ledger.
+    [trace] = (tmp_path / "run").rglob("*.xplane.pb")
+    at = tmp_path / "run" / "profile" / "steps-1-2" / "rank-0"
+    plan = codec.from_json((tmp_path / "run" / "plan.json").read_bytes(), Plan)
+    note = codec.from_json((at / TRACE).read_bytes(), TraceNote)
+    found = measure(trace.read_bytes(), trace.name, note, plan, (at / PROGRAM).read_bytes())
+    assert (note.platform, found.steps, found.devices) == ("cpu", 1, plan.devices)
+    named = {line.kind: line.total_s for line in found.ledger}
+    assert named["matmul"] > 0
+    assert named["weight_gather"] > 0
+    assert named["other"] < 0.2 * found.step_s
+    assert sum(named.values()) == pytest.approx(found.step_s, rel=1e-6)
+    assert ("all-reduce", ("pods",)) in {(sent.kind, sent.axes) for sent in found.collectives}
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,8 @@ def schema_command(output: str | None, of_study: bool, key: str | None) -> None:
 
     OUTPUT is what a command prints with --json; all its keys are always there: error, plan,
     plan-diff, scaling, sweep, offers, explanation, proof, proof-diff, score, run, status, study,
-    log-line, report, scaling-report, sweep-report, sync, weights, health, run-health or profile.
+    log-line, report, step-profile, scaling-report, sweep-report, sync, weights, health, run-health
+    or profile.
 
     \b
     Example:

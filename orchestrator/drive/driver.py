@@ -480,6 +480,12 @@ class Driver:
 
     def _end_run(self, reason: StateReason) -> int:
         """Note how the run has ended; the exit code. `reason` says why nothing more is tried."""
+        try:  # first: what ends a run also records it
+            from orchestrator.run.profile import measure_traces  # noqa: PLC0415  few have traces
+
+            measure_traces(self.journal)
+        except Exception:  # noqa: BLE001  whatever is wrong with a trace, the run has ended
+            traceback.print_exc()
         run = self.writer.run()
         if run.steps_done >= run.steps:
             self.writer.end_run("succeeded")

@@ -8,6 +8,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from orchestrator.evidence.profile import kept_profile
 from orchestrator.formatting import HOUR_S
 from orchestrator.journal.listing import trial_of
 from orchestrator.journal.run_journal import Clock, Journal, outlook_of, prediction_of
@@ -44,7 +45,8 @@ def report_and_steps(journal: Journal, clock: Clock = time.time) -> tuple[Report
     report = _compare_run(run, plan, steps, proof, journal.deadline())
     if found := trial_of(journal, run.study):
         report = replace(report, settings=found[1].settings)
-    return report, counted_steps(steps)
+    counted = counted_steps(steps)
+    return replace(report, profile=kept_profile(journal, run, counted)), counted
 
 
 def _compare_run(

@@ -6,6 +6,7 @@ it is idle, and between two steps it waits for the host.
 import gzip
 import re
 import zlib
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush
@@ -17,13 +18,14 @@ from orchestrator.network.mesh_axes import link_of
 from orchestrator.proving.hlo.operations import Operation, operations_of
 from orchestrator.proving.hlo.origins import Kind, last_line, named_line
 from orchestrator.proving.hlo.program import program_of
-from orchestrator.proving.xspace import Device, Op, Said, read_trace
+from orchestrator.proving.xspace import Device, Op, Said, check_in_order, read_trace
 from orchestrator.values import proof
 from orchestrator.values.plan import Plan
 from orchestrator.values.profile import HOST, IDLE, TraceNote, TraceSeconds
 
 _S = 1e-12  # a picosecond
 _LEAST_NAMED = 0.5  # of the busy seconds: with less, the trace is of another program
+_DONE = "-done"  # in the names of waits
 _MODULE = re.compile(r"HloModule ([\w.\-]+)")
 _FIELD = {"product": "products_s", "kernel": "kernels_s", "copy": "copies_s", "other": "other_s",
           "sent": "exposed_s"}  # fmt: skip
@@ -35,7 +37,7 @@ _CATEGORIES: tuple[tuple[str, Kind | str], ...] = (
     (r"custom|fmha|flash|pallas", "kernel"),
     (r"copy|data formatting|transpose|reshape", "copy"),
 )
-_PLACE = re.compile(r"(?:.*/)?(trainers/.+|[^/]+/[^/]+)$")
+_PLACE = re.compile(r"trainers/.+$|[^/]+/[^/]+$")
 
 
 def measure(
@@ -125,9 +127,7 @@ class _Table:
         spans = sorted(device.executions.get(module, [])) or self._rounds(ops)
         if not spans:
             raise TraceUnreadable(f"the trace has no whole step on {device.name}")
-        for (begin, end), (after, _) in pairwise(spans):
-            if after < (begin + end) // 2:
-                raise TraceUnreadable(f"its clock jumps: steps on {device.name} overlap")
+        check_in_order(spans, device.name)
         first, last = spans[0][0], max(end for _, end in spans)
         self.steps, self.step_s = len(spans), _S * (last - first) / len(spans)
         inside = [(max(start, first), min(end, last), name) for start, end, name in ops]
@@ -147,15 +147,18 @@ class _Table:
         self.idle_s = max(self.step_s - sum(self.own_s.values()) - self.host_s, 0.0)
         self.busy_s = sum(self.own_s.values())
         self.named_s = sum(s for name, s in self.own_s.items() if name in known)
-        # Links are busy while an operation sends, and from its start to its end where it does so
-        # during others.
+        # Links are busy while an operation sends; of one that runs during others, the trace has
+        # either the whole transfer or only the wait for its end.
         self.wire_s: dict[str, float] = defaultdict(float)
         self.calls: dict[str, float] = defaultdict(float)
-        sent = [(start, end, name) for start, end, name in device.sent if first <= start < last]
-        for start, end, name in (*inside, *sent):
-            if self.operations[name].kind == "sent" or (start, end, name) in sent:
-                self.wire_s[name] += _S * (end - start) / self.steps
-                self.calls[name] += 1 / self.steps
+        sent = [op for op in device.sent if first <= op[0] < last]
+        waits = [op for op in inside if self.operations[op[2]].kind == "sent"]
+        if sent:
+            whole = {op[2] for op in sent}
+            waits = [op for op in waits if op[2] not in whole and _DONE not in op[2]]
+        for start, end, name in (*waits, *sent):
+            self.wire_s[name] += _S * (end - start) / self.steps
+            self.calls[name] += 1 / self.steps
 
     def _rounds(self, ops: list[Op]) -> list[tuple[int, int]]:
         """Return the steps where the trace names none: each runs once what is outside of loops."""
@@ -167,10 +170,13 @@ class _Table:
             return [(min(op[0] for op in ops), max(op[1] for op in ops))]
         count = median_low(len(rounds) for rounds in by_name.values())
         rounds = [each for each in by_name.values() if len(each) == count]
-        return [
-            (min(each[i][0] for each in rounds), max(each[i][1] for each in rounds))
-            for i in range(count)
-        ]
+        # A step ends with the last of these, and begins with whatever comes after the one before.
+        ends = [max(each[i][1] for each in rounds) for i in range(count)]
+        begins = list(ends)
+        for start, end, _ in ops:
+            if (i := bisect_left(ends, end)) < count:
+                begins[i] = min(begins[i], start)
+        return list(zip(begins, ends, strict=True))
 
 
 class _Joined:
@@ -212,10 +218,12 @@ class _Joined:
         """Transfers by kind, axes and source line. A trace has no bytes, and names no algorithm."""
         sums: dict[tuple[str, tuple[str, ...], str], list[float]] = defaultdict(lambda: [0.0] * 3)
         for table in self.tables:
-            for name, wire_s in table.wire_s.items():
+            sent = {name for name in table.own_s if table.operations[name].kind == "sent"}
+            for name in sorted(sent | table.wire_s.keys()):
                 operation = table.operations[name]
                 kind, axes = operation.transfer
-                figures = table.own_s.get(name, 0.0), wire_s, table.calls[name]
+                wire_s, calls = table.wire_s.get(name, 0.0), table.calls.get(name, 0.0)
+                figures = table.own_s.get(name, 0.0), wire_s, calls
                 total = sums[kind, axes, last_line(operation.lines)]
                 for i, figure in enumerate(figures):
                     total[i] += self.share * figure
@@ -243,8 +251,8 @@ def _said(name: str, said: Said) -> Operation:
     """Return what the trace itself says of an operation of no known program."""
     words = said.category or name
     kind = next((kind for pattern, kind in _CATEGORIES if re.search(pattern, words)), "other")
-    place = _PLACE.match(said.source)
-    lines = (place[1],) if place else ()
-    transfer = (re.sub(r"[.\d]+$", "", name) if kind == "sent" else "", ())
+    place = _PLACE.search(said.source)
+    lines = (place[0],) if place else ()
+    transfer = (re.sub(r"(-start|-done)?[.\d]*$", "", name) if kind == "sent" else "", ())
     ledger = named_line(f"{said.op_name}/" if said.op_name else "") or proof.OTHER_LINE
     return Operation(None if kind == "container" else kind, ledger, lines, transfer)

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -33,6 +34,7 @@ _OPS, _ASYNC, _MODULES = "XLA Ops", "Async XLA Ops", "XLA Modules"  # lines of a
 _COPY = "Memcpy"
 _STREAM = "Stream #"  # begins the name of a line of a GPU
 _HLO = re.compile(r"%([\w.\-]+) = ")  # TPUs name an event by its instruction's text
+_CHIP_START, _CHIP_LENGTH = "device_offset_ps", "device_duration_ps"
 _MODULE = re.compile(r"(.+)\((?:\d+)\)")  # jit_step(12190760917235803885)
 _STEP, _STEP_NUMBER = "step", "step_num"
 
@@ -92,6 +94,13 @@ def read_trace(content: bytes, name: str) -> Trace:
     return Trace(sorted(known, key=lambda device: device.name), tuple(sorted(steps)))
 
 
+def check_in_order(spans: list[_Span], place: str) -> None:
+    """Refuse steps of which one begins before half of the one before is over."""
+    for (begin, end), (after, _) in pairwise(spans):
+        if after < (begin + end) // 2:
+            raise TraceUnreadable(f"its clock jumps: steps on {place} overlap")
+
+
 class _Plane:
     def __init__(self, plane: Any) -> None:
         self.plane = plane
@@ -126,16 +135,27 @@ class _Plane:
             module = self.events[event.metadata_id].name
             match = _MODULE.fullmatch(module)
             modules.append((start, end, match[1] if match else module))
-            device.executions[modules[-1][2]].append((start, end))
         modules.sort(reverse=True)
-        for start, end, event in self.spans(lines[_OPS]) if _OPS in lines else ():
-            while modules and modules[-1][1] <= start and len(modules) > 1:
+        check_in_order([(start, end) for start, end, _ in modules[::-1]], device.name)
+        # Events lie where the host's clock saw them; how long one took only the chip's own clock
+        # says exactly, which most operations have as well. A step is where its operations are.
+        windows: dict[tuple[int, str], _Span] = {}
+        ahead = 0
+        for seen, seen_end, event in self.spans(lines[_OPS]) if _OPS in lines else ():
+            while modules and modules[-1][1] <= seen and len(modules) > 1:
                 modules.pop()
-            device.ops[modules[-1][2] if modules else ""].append(
-                (start, end, names[event.metadata_id])
-            )
+            window = modules[-1][0] if modules else 0, modules[-1][2] if modules else ""
+            stats = self.stats(event)
+            start = stats.get(_CHIP_START, seen)
+            end = start + stats.get(_CHIP_LENGTH, seen_end - seen)
+            ahead = start - seen
+            device.ops[window[1]].append((start, end, names[event.metadata_id]))
+            first, last = windows.get(window, (start, end))
+            windows[window] = min(first, start), max(last, end)
+        for (_, module), span in windows.items() if modules else ():
+            device.executions[module].append(span)
         for start, end, event in self.spans(lines[_ASYNC]) if _ASYNC in lines else ():
-            device.sent.append((start, end, names[event.metadata_id]))
+            device.sent.append((start + ahead, end + ahead, names[event.metadata_id]))
         for number, metadata in self.events.items():
             if not (stats := self.stats(metadata)):
                 continue

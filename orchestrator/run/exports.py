@@ -46,6 +46,7 @@ from orchestrator.storage.addresses import folder as storage_folder
 from orchestrator.storage.addresses import input_path, stored_inputs
 from orchestrator.values import codec, run, study
 from orchestrator.values.plan import ErrorReport, Plan
+from orchestrator.values.profile import Profile
 from orchestrator.values.proof import Proof
 from orchestrator.values.report import Report
 from orchestrator.values.run import ExportedWeights, WeightsRequest, WeightsResult, WeightType
@@ -239,6 +240,7 @@ _OUTPUTS: dict[str, tuple[type, str]] = {
     "study": (study.StudyStatus, "orch status STUDY --json"),
     "log-line": (run.LogLine, "orch logs RUN --json, each line"),
     "report": (Report, "orch report RUN --json; orch compare --json, each of the list"),
+    "step-profile": (Profile, "orch profile RUN --json"),
     "scaling-report": (study.ScalingReport, "orch report STUDY --json, of pods or topologies"),
     "sweep-report": (study.SweepReport, "orch report STUDY --json, of a sweep"),
     "sync": (run.SyncResult, "orch sync --json, each of the list"),

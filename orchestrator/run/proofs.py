@@ -20,6 +20,7 @@ from orchestrator.proving.compare import ProofDiff, diff_proofs
 from orchestrator.proving.verdict import ProofResult, least_recompute
 from orchestrator.proving.verdict import prove as prove_program
 from orchestrator.reading.examples import create
+from orchestrator.run.profile import measure_traces
 from orchestrator.run.progress import RUNS, Notice, Progress, Stage, silent, task
 from orchestrator.run.specs import SpecSource, loaded, planned
 from orchestrator.storage.addresses import folder
@@ -201,6 +202,7 @@ def report(run: str, storage: str | Path = RUNS) -> Report | ScalingReport | Swe
     record = find_run_or_study(folder(storage), run)
     if isinstance(record, StudyJournal):
         return report_of_study(record)
+    measure_traces(record)
     return make_report(record)
 
 

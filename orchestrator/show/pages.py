@@ -19,10 +19,11 @@ from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.steps import StepTable
 from orchestrator.planning.offers import Offers
 from orchestrator.proving.verdict import ProofResult
+from orchestrator.run.profile import measure_traces
 from orchestrator.run.progress import RUNS
 from orchestrator.run.records import record_files
 from orchestrator.serving.frontier import ServingFrontier
-from orchestrator.show import charts, plan_text, report_screen, status_screen
+from orchestrator.show import charts, plan_text, profile_screen, report_screen, status_screen
 from orchestrator.show import drawings as draw
 from orchestrator.show import study_screens as studies
 from orchestrator.show.plan_pages import offers_page, schedule_page
@@ -134,6 +135,7 @@ def keep_report(journal: Journal) -> None:
 
 def page_of(journal: Journal, proof: Proof | None) -> tuple[str, Report]:
     """Return the page of a run, as its journal stands, and the report that it shows."""
+    measure_traces(journal)
     run, (report, steps) = journal.run(), report_and_steps(journal)
     plan, full = journal.current_plan(run), journal.full_plan(run) if run.rehearses else None
     link = run_link(run.tracking) if run.tracking else None
@@ -166,6 +168,7 @@ def _run_page(
         roofline=charts.roofline(full, comparable_s),
         charts=charts,
         screens=report_screen,
+        profiles=profile_screen,
         status=status_screen,
         text=plan_text,
     )

@@ -7,6 +7,7 @@ from orchestrator.formatting import percent, seconds
 from orchestrator.values.codec import Shown, Value
 from orchestrator.values.goodput import Outlook
 from orchestrator.values.plan import PlannedModel
+from orchestrator.values.profile import Profile
 from orchestrator.values.run import Evaluation, Prediction, RunIdentity
 from orchestrator.values.slowdowns import HostCheck, Slowdown
 from orchestrator.values.spec import DataSource
@@ -169,6 +170,7 @@ class Report(Shown, RunIdentity):
     `inside_interval` where the forecast has no interval. In a run with stages they are about its
     newest one, and `stages` has all. `problems` lists what is wrong with the
     files that it was made from. `settings` are those of the trial that the run is, in a study.
+    `profile` is what its newest traces say, where somebody has read them.
     """
 
     schema: int
@@ -196,6 +198,7 @@ class Report(Shown, RunIdentity):
     memory: MemoryReport
     stages: tuple[StageReport, ...] = ()
     stage_totals: StageTotals | None = None
+    profile: Profile | None = None
     problems: tuple[str, ...] = ()
     slowdowns: tuple[Slowdown, ...] = ()
     host_checks: tuple[HostCheck, ...] = ()

@@ -155,6 +155,10 @@ def of_ending(report: Report, at_s: float) -> list[MetricPoint]:
         named[_MEDIAN_MFU] = measured.mfu.median if measured.mfu else None
     if report.stage_totals:
         named[_STEPS_DOLLARS] = report.stage_totals.dollars
+    if profile := report.profile:
+        for line in profile.lines:
+            for witness in ("measured", "lower", "scheduled", "expected"):
+                named[f"profile/{line.kind}_seconds_{witness}"] = getattr(line, f"{witness}_s")
     if time:
         named[_GOODPUT] = time.goodput
         named |= {_BADPUT[cause]: time.badput_s[cause] for cause in _BADPUT}
