@@ -83,9 +83,9 @@ def test_nothing_is_padded_where_the_mesh_divides_the_vocabulary() -> None:
 ODD = replace(TINY, vocab=67)
 
 
-def start(model: Model, **mesh: int) -> Any:
+def start(model: Model, **mesh: Any) -> Any:
     """The embedding before the first step."""
-    tree = parameters.start(model, mesh, np.dtype("float32"), jnp.int32(3))
+    tree = parameters.start(plan_of(model, **mesh), jnp.dtype("float32"), jnp.int32(3))
     return np.asarray(tree["embedding"])
 
 

@@ -33,7 +33,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "experts apart": (
         {"shared_experts": 1, "capacity_factor": 1.25},
-        {"expert": 4, "fsdp": 2, "microbatches": 2},
+        {"expert_dcn": 2, "expert": 2, "fsdp": 2, "microbatches": 2},
     ),
     "experts apart, dropless": (
         {"dense_layers": 1, "biases": True, "router_bias": True},
@@ -52,6 +52,7 @@ APART: list[dict[str, Any]] = [
     {"expert": 4, "sequence": 2, "tensor": 2},
     {"pods": 2, "data": 2, "expert": 2, "fsdp": 2},
     {"fsdp_dcn": 2, "expert": 2, "fsdp": 2, "tensor": 2},
+    {"expert_dcn": 2, "expert": 2, "sequence_dcn": 2, "sequence": 2},
     {"expert": 2, "tensor": 8},
 ]
 
@@ -119,7 +120,7 @@ def test_complete_rows_are_gathered_without_a_pass_for_the_missing() -> None:
 def test_more_choices_than_an_integer_of_32_bits_counts() -> None:
     """33M tokens with 8 choices in each of 94 layers: even loads are one."""
     tokens, layers = 2**25, 94
-    plan = plan_of(replace(TINY, moe=replace(MOE, top_k=8)))
+    plan = plan_of(replace(TINY, layers=layers, moe=replace(MOE, top_k=8)))
     plan = replace(plan, batch=replace(plan.batch, tokens=tokens))
     load = jnp.full((layers, 8), float(tokens))
     routed = Routed(jnp.zeros(layers), load, jnp.zeros(layers))

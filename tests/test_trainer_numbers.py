@@ -50,7 +50,7 @@ MIXTURES: list[dict[str, Any]] = [
     {"pods": 2, "fsdp": 2, "sequence": 2, "tensor": 2},
     {"data": 2, "fsdp": 2, "sequence": 2, "tensor": 2},
     {"pods": 4, "sequence": 2, "tensor": 2},
-    {"fsdp_dcn": 2, "fsdp": 2, "sequence": 2, "tensor": 2},
+    {"fsdp_dcn": 2, "sequence_dcn": 2, "sequence": 2, "tensor": 2},
     {"pods": 2, "fsdp_dcn": 2, "data": 2, "fsdp": 2},
     {"fsdp_dcn": 2, "data": 2, "tensor": 4},
     {"fsdp_dcn": 2, "tensor": 8},

@@ -2,16 +2,17 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict, replace
-from math import prod
-from typing import Any
+from math import ceil, prod
+from typing import Any, Literal
 
 import msgspec
 import pytest
 
+from orchestrator.network.decoder import decoder
 from orchestrator.network.mesh_axes import AXES, DCN_AXES, link_of, ways
 from orchestrator.planning import flops
 from orchestrator.values.model import Model
-from orchestrator.values.plan import Plan
+from orchestrator.values.plan import Plan, PlannedPipeline
 from orchestrator.values.spec import DataSource, Optimizer, Precision
 from tests.goodputs import NO_LOSS
 
@@ -59,6 +60,27 @@ def plan_of(
     }  # fmt: skip
     plan = msgspec.convert({**_rest(), **fields}, Plan)
     return replace(plan, **changes)
+
+
+def pipelined(
+    model: Model = TINY,
+    *,
+    chunks: int = 1,
+    microbatches: int = 4,
+    weight_gather: Literal["per_step", "per_layer"] = "per_layer",
+    **more: Any,
+) -> Plan:
+    """A plan of a pipeline, with as few empty places as there can be; mesh and fields by name."""
+    stages = more.get("pipeline", 1) * more.get("pipeline_dcn", 1)
+    pattern = len(decoder(model).segments[0].stacks)
+    repeats = ceil(model.layers / (pattern * stages * chunks))
+    pipeline = PlannedPipeline(
+        stages=stages, chunks=chunks, microbatches=microbatches,
+        layers_per_chunk=pattern * repeats,
+        empty_layers=pattern * repeats * stages * chunks - model.layers,
+        weight_gather=weight_gather,
+    )  # fmt: skip
+    return replace(plan_of(model, microbatches=microbatches, **more), pipeline=pipeline)
 
 
 def _rest() -> dict[str, Any]:

@@ -62,10 +62,12 @@ def random_parameters(program: Program) -> Tree:
 
     def leaf(path: Any, shape: jax.ShapeDtypeStruct) -> np.ndarray:
         middle = 1.0 if any(part in path[-1].key for part in ("norm", "scale")) else 0.0
-        rows = program.table_rows.get(path[-1].key, shape.shape[0])
-        values = middle + 0.2 * random.standard_normal((rows, *shape.shape[1:]))
-        more = [(0, shape.shape[0] - rows)] + [(0, 0)] * (len(shape.shape) - 1)
-        return np.pad(np.asarray(values, np.float32), more)
+        places = 2 if is_of_pipeline(program, path) else 1  # dimensions of layers, or of rows
+        filled = program.layers.get(path[0].key) or program.table_rows.get(path[0].key)
+        stored, rest = int(np.prod(shape.shape[:places])), shape.shape[places:]
+        values = middle + 0.2 * random.standard_normal((filled or stored, *rest))
+        more = [(0, stored - len(values))] + [(0, 0)] * len(rest)
+        return np.pad(np.asarray(values, np.float32), more).reshape(shape.shape)
 
     return jax.tree_util.tree_map_with_path(leaf, program.state["parameters"])
 
@@ -105,12 +107,21 @@ def take_step(plan: Plan) -> StepOutcome:
     )
 
 
+def is_of_pipeline(program: Program, path: Any) -> bool:
+    """Whether a parameter is [chunks, places, ...], of the layers of a pipeline."""
+    return program.plan.pipeline is not None and path[0].key in program.layers
+
+
 def without_padding(program: Program, tree: Tree) -> Tree:
-    """The tree without the rows of its tables that no word has; these are zero."""
+    """The tree as one device has it, without the rows of its tables that no word has and places
+    without a layer; these are zero.
+    """
 
     def leaf(path: Any, value: Any) -> np.ndarray:
-        rows = program.table_rows.get(path[-1].key, value.shape[0])
         array = np.asarray(value)
+        if is_of_pipeline(program, path):
+            array = array.reshape(-1, *array.shape[2:])
+        rows = (program.layers | program.table_rows).get(path[0].key, len(array))
         assert not array[rows:].any()
         return array[:rows]
 
@@ -119,7 +130,7 @@ def without_padding(program: Program, tree: Tree) -> Tree:
 
 def expected(plan: Plan) -> tuple[float, Tree]:
     """Loss and gradients by the reference, for the parameters and words of `take_step`."""
-    one = replace(plan, mesh=dict.fromkeys(plan.mesh, 1))
+    one = replace(plan, mesh=dict.fromkeys(plan.mesh, 1), pipeline=None)
     parameters = random_parameters(llama.program(one, abstract_mesh_of(one)))
     plain = Model(**{field: getattr(plan.model, field) for field in Model.__dataclass_fields__})
     loss, gradients = _reference(plain, plan.optimizer.z_loss, plan.data.separator)(

@@ -58,7 +58,10 @@ class Program:
     published: Callable[[str], Sequence[PublishedWeight]] | None = None
     # Rows with a word, by the names of the leaves of `state` that may have more: these are zero,
     # and as many as the mesh needs.
-    table_rows: Mapping[str, int] = field(default_factory=dict)
+    table_rows: dict[str, int] = field(default_factory=dict)
+    # Layers by the name of the part of the tree that stacks them, in order. A pipeline stacks them
+    # in two dimensions, [chunks, places]; its last places may be empty.
+    layers: dict[str, int] = field(default_factory=dict)
 
     def lowered(self) -> jax.stages.Lowered:
         """Lower the step for its shapes, without a device."""

@@ -125,7 +125,7 @@ def run(program: Program, assignment: Assignment) -> Outcome:
         barrier("every process has compiled")
         # The newest whole state, or a new one if none was ever saved.
         began = _clock()
-        restored = checkpoints.restore(program.state, program.table_rows)
+        restored = checkpoints.restore(program.state, program.table_rows, program.layers)
         state = restored.state if restored else new_state(program, assignment.folder)
         jax.block_until_ready(state)
         begun, skipped = (restored.step, restored.skipped) if restored else (0, ())

@@ -66,6 +66,7 @@ LOGICAL_AXES: dict[str, tuple[str, ...]] = {
     "choices": (),  # experts of one token
     # weights
     "layers": ("pipeline_dcn", "pipeline"),  # stages of a pipeline, each with its own layers
+    "chunks": (),  # of the layers of a stage, one after another
     "layer_scale": (),
     # d_model of matrices: stored split, gathered for use. Each device first gets its own part from
     # the other slices, so these parts are neighbours: what joins slices is innermost.
@@ -91,7 +92,7 @@ LOGICAL_AXES: dict[str, tuple[str, ...]] = {
     "expert_ff": ("tensor",),
     "shared_ff": ("tensor",),
     "vocab": ("pipeline_dcn", "pipeline", "tensor"),  # all stages look up words and make logits
-    "positions": ("tensor",),  # that have a learned vector
+    "positions": ("pipeline_dcn", "pipeline", "tensor"),  # that have a learned vector
 }
 GATHERED = "embed"
 GATHERED_OF_EXPERTS = "expert_embed"

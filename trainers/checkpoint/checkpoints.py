@@ -16,6 +16,7 @@ from orchestrator.storage.addresses import address
 from orchestrator.values import codec
 from orchestrator.values.run import SavedCheckpoint, SkippedCheckpoint
 from trainers.checkpoint import step_folders
+from trainers.checkpoint.layers import NO_LAYERS, Layers, Restacked, restacked, stacks_of
 from trainers.checkpoint.objects import ObjectSaver, StepObjects, step_objects
 from trainers.checkpoint.step_folders import NO_TABLES, OrbaxSaver, Rows, StepFolders, owner_of
 from trainers.multihost import barrier, first_message
@@ -147,10 +148,13 @@ class Checkpoints:
                 raise
             error.add_note(str(failure))
 
-    def restore(self, target: _Tree, table_rows: Rows = NO_TABLES) -> _Restored | None:
+    def restore(
+        self, target: _Tree, table_rows: Rows = NO_TABLES, layers: Layers = NO_LAYERS
+    ) -> _Restored | None:
         """Return the newest whole state, as `target` shapes and shards it; None if none was saved.
-        Leaves of `table_rows` have these rows, then zeros. A step that is not whole is skipped, and
-        set aside once an earlier one is restored.
+        Leaves of `table_rows` have these rows, then zeros; those below `layers` may be stacked
+        otherwise. A step that is not whole is skipped, and set aside once an earlier one is
+        restored.
         """
         with self._errors_as("cannot be restored"):
             faults: dict[str, SkippedCheckpoint] = {}  # newer than the whole one
@@ -168,10 +172,31 @@ class Checkpoints:
                 fault = f"no checkpoint is whole: {reasons}{_ADVICE}"
                 raise CheckpointFailed(f"{self._folder}: {fault}")
             saved, expected = self._saver.shapes(save.folder), step_folders.shapes_of(target)
-            if differs := step_folders.difference(saved, expected, table_rows):
+            as_stacked = {
+                name: (kind, restacked(name, shape, expected[name][1], layers))
+                for name, (kind, shape) in saved.items()
+                if name in expected
+            }
+            if differs := step_folders.difference(saved | as_stacked, expected, table_rows):
                 where = f"{self._folder}/{save.folder}"
                 raise CheckpointFailed(f"{where}: is of another model or optimizer: {differs}")
-            state = self._saver.restore(save.folder, target, table_rows)
+            stacks = {
+                name: Restacked(stacks, saved[name][1], leaf)
+                for name, leaf in step_folders.named_leaves(target)
+                if (stacks := stacks_of(name, saved[name][1], leaf.shape, layers))
+            }
+
+            def as_saved(path: Any, leaf: Any) -> Any:
+                stack = stacks.get(step_folders.leaf_name(path))
+                return stack.target() if stack else leaf
+
+            def as_wanted(path: Any, array: jax.Array) -> jax.Array:
+                stack = stacks.get(step_folders.leaf_name(path))
+                return stack.converted(array) if stack else array
+
+            to_read = jax.tree_util.tree_map_with_path(as_saved, target)
+            state = self._saver.restore(save.folder, to_read, table_rows)
+            state = jax.tree_util.tree_map_with_path(as_wanted, state)
             self.latest = save.step
             if self._primary:
                 for folder in faults:

@@ -23,7 +23,14 @@ from orchestrator.storage.addresses import Place, place_of
 from orchestrator.storage.bucket import GCS_ENDPOINT, Bucket, s3_settings
 from orchestrator.values import codec
 from trainers.checkpoint import step_folders
-from trainers.checkpoint.step_folders import NO_TABLES, TIMEOUT_S, Rows, leaf_name, owner_of
+from trainers.checkpoint.step_folders import (
+    NO_TABLES,
+    TIMEOUT_S,
+    Rows,
+    leaf_name,
+    named_leaves,
+    owner_of,
+)
 
 _MANIFEST = "manifest.json"
 _NOTES = "written/"  # by each process, once its shards are there
@@ -170,8 +177,7 @@ class ObjectSaver:
     def save(self, name: str, state: _Tree) -> None:
         """Copy the state off the devices, and write it in the background."""
         self.wait()
-        named = jax.tree_util.tree_leaves_with_path(state)
-        arrays = {leaf_name(path): array for path, array in named}
+        arrays = dict(named_leaves(state))
         leaves = {
             leaf: _Leaf(
                 dtype=str(array.dtype),

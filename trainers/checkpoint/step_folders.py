@@ -276,8 +276,11 @@ class OrbaxSaver:
 
 
 def shapes_of(tree: _Tree) -> Shapes:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {leaf_name(path): _shape(leaf) for path, leaf in leaves}
+    return {name: _shape(leaf) for name, leaf in named_leaves(tree)}
+
+
+def named_leaves(tree: _Tree) -> list[tuple[str, Any]]:
+    return [(leaf_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
 
 
 def difference(saved: Shapes, expected: Shapes, table_rows: Rows = NO_TABLES) -> str | None:

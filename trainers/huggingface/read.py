@@ -135,16 +135,19 @@ def _array(
         for ranges in map(ranges_of, indices)
     }
     for place in np.ndindex(*weight.stacked):
+        at_place = place
+        if len(leaf.shape) > len(place) + len(weight.shape):  # a pipeline stacks layers twice
+            at_place = (*divmod(place[0], leaf.shape[1]), *place[1:])
         for ranges, shard in shards.items():
             # The part of a layer's and expert's weight that a shard has.
-            outer, inner = ranges[: len(place)], ranges[len(place) :]
+            outer, inner = ranges[: len(at_place)], ranges[len(at_place) :]
             inside = [
                 range(part.start, min(part.stop, size))
                 for part, size in zip(inner, weight.shape, strict=True)
             ]
-            is_here = all(at in part for at, part in zip(place, outer, strict=True))
+            is_here = all(at in part for at, part in zip(at_place, outer, strict=True))
             if is_here and all(inside):
-                here = tuple(part.index(at) for at, part in zip(place, outer, strict=True))
+                here = tuple(part.index(at) for at, part in zip(at_place, outer, strict=True))
                 filled = tuple(slice(len(part)) for part in inside)
                 array = _part_of(weight, folder, weight.name_at(place), inside)
                 shard[here][filled] = array.astype(shard.dtype)

@@ -86,7 +86,7 @@ def _saved_array(checkpoint: Path, path: tuple[str, ...]) -> Any:
 
 def _copy(source: Any, weight: PublishedWeight, arrays: Mapping[str, np.ndarray]) -> None:
     """Copy a parameter, without rows that no token has, in the parts that were written."""
-    depth, chunk = len(weight.stacked), source.chunk_layout.read_chunk.shape
+    depth, chunk = len(source.shape) - len(weight.shape), source.chunk_layout.read_chunk.shape
     counts = [-(-size // part) for size, part in zip(source.shape, chunk, strict=True)]
     for number in np.ndindex(*counts):
         region = tuple(
@@ -103,6 +103,10 @@ def _copy(source: Any, weight: PublishedWeight, arrays: Mapping[str, np.ndarray]
             continue
         for place in np.ndindex(*piece.shape[:depth]):
             index = tuple(part.start + at for part, at in zip(region, place, strict=False))
+            if depth > len(weight.stacked):  # a pipeline stacks layers twice
+                index = (index[0] * source.shape[1] + index[1], *index[2:])
+                if index[0] >= weight.stacked[0]:
+                    continue
             _put(weight, arrays[weight.name_at(index)], inner, filled[place])
 
 

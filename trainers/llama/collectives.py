@@ -15,7 +15,13 @@ from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
 from orchestrator.network import mesh_axes as plan_axes
-from orchestrator.network.mesh_axes import GATHERED, LOGICAL_AXES, between_slices, in_slice
+from orchestrator.network.mesh_axes import (
+    GATHERED,
+    LOGICAL_AXES,
+    PIPELINE,
+    between_slices,
+    in_slice,
+)
 from orchestrator.planning.kernels import TILE
 from orchestrator.values.plan import LineKind
 
@@ -35,13 +41,15 @@ def mesh_axes(logical_axis: str) -> tuple[str, ...]:
 
 BATCH = mesh_axes("batch")
 SEQUENCE = mesh_axes("length")
-# The chips along which a matrix is split, inside a slice (the book's X) and between slices.
-WEIGHTS, WEIGHTS_OVER_DCN = in_slice(mesh_axes(GATHERED)), between_slices(mesh_axes(GATHERED))
+# The chips along which a matrix is split (the book's X); those between slices are innermost.
+WEIGHTS = mesh_axes(GATHERED)
+WEIGHTS_OVER_DCN = between_slices(WEIGHTS)
 EXPERT = mesh_axes("experts")
-WEIGHTS_OF_EXPERTS = in_slice(mesh_axes(plan_axes.GATHERED_OF_EXPERTS))  # of each expert
+WEIGHTS_OF_EXPERTS = mesh_axes(plan_axes.GATHERED_OF_EXPERTS)  # of each expert
 TENSOR = mesh_axes("heads")  # the book's Y
+VOCAB = mesh_axes("vocab")  # the stages of a pipeline, and TENSOR in each
 # Chips that together have a copy of the parameters.
-COPY = (*plan_axes.PIPELINE, *plan_axes.PARAMETER_AXES, COPIES)
+COPY = (*PIPELINE, *plan_axes.PARAMETER_AXES, COPIES)
 
 
 @contextmanager
@@ -66,12 +74,28 @@ _Axes = str | tuple[str, ...]
 # The lines of a gather over these axes, and of the scatter that is its transpose.
 _LINES: dict[_Axes, tuple[LineKind, LineKind]] = {
     TENSOR: ("activation_gather", "activation_scatter"),
+    VOCAB: ("activation_gather", "activation_scatter"),
     SEQUENCE: ("kv_gather", "kv_scatter"),
     EXPERT: ("expert_gather", "expert_scatter"),
-    WEIGHTS: ("weight_gather", "gradient_scatter"),
-    WEIGHTS_OF_EXPERTS: ("weight_gather", "gradient_scatter"),
-    WEIGHTS_OVER_DCN: ("weight_gather", "gradient_scatter"),
+    **{
+        part(axes): ("weight_gather", "gradient_scatter")
+        for axes in (WEIGHTS, WEIGHTS_OF_EXPERTS)
+        for part in (in_slice, between_slices)
+    },
 }
+
+
+def _parts(axes: _Axes) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """The axes between slices and those inside, if there are several chips along both."""
+    names = (axes,) if isinstance(axes, str) else axes
+    across, inside = (
+        between_slices(names),
+        tuple(n for n in names if n not in between_slices(names)),
+    )
+    both = jax.lax.axis_size(across) > 1 and jax.lax.axis_size(inside) > 1
+    return (across, inside) if both else None
+
+
 _Leaves = list[jax.Array]  # parameters, or their gradients
 _Shardings = tuple[P, ...]  # of each leaf
 
@@ -81,7 +105,13 @@ def all_gather(x: jax.Array, axes: _Axes, dimension: int) -> jax.Array:
     if jax.lax.axis_size(axes) == 1:
         return x
     with line(_LINES[axes][0]) if axes in _LINES else nullcontext():
-        return jax.lax.all_gather(x, axes, axis=dimension, tiled=True)
+        if not (parts := _parts(axes)):
+            return jax.lax.all_gather(x, axes, axis=dimension, tiled=True)
+        # Only a chip's own part travels between slices: it is gathered there first.
+        across, inside = parts
+        own = jax.lax.all_gather(x, across, axis=dimension)
+        parts_of_all = jax.lax.all_gather(own, inside, axis=dimension + 1)
+        return parts_of_all.reshape(*x.shape[:dimension], -1, *x.shape[dimension + 1 :])
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
@@ -94,6 +124,13 @@ def reduce_scatter(x: jax.Array, axes: _Axes, dimension: int) -> jax.Array:
         return x
     cut = x.reshape(*x.shape[:dimension], ways, -1, *x.shape[dimension + 1 :])
     with line(_LINES[axes][1]) if axes in _LINES else nullcontext():
+        if parts := _parts(axes):
+            across, inside = parts
+            sizes = jax.lax.axis_size(across), jax.lax.axis_size(inside)
+            cut = cut.reshape(*x.shape[:dimension], *sizes, *cut.shape[dimension + 1 :])
+            own = reduce_scatter(cut, inside, dimension + 1)
+            own = reduce_scatter(own, across, dimension)
+            return own.reshape(*x.shape[:dimension], -1, *x.shape[dimension + 1 :])
         if ways % 2:
             total, mine = jax.lax.psum(cut, axes), jax.lax.axis_index(axes)
             return jax.lax.dynamic_index_in_dim(total, mine, dimension, keepdims=False)
@@ -112,20 +149,20 @@ reduce_scatter.defvjp(
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
 def gather_matrix(
-    shard: jax.Array, dimension: int, compute: Any, wire: Any, inside: _Axes = WEIGHTS
+    shard: jax.Array, dimension: int, compute: Any, wire: Any, axes: tuple[str, ...] = WEIGHTS
 ) -> jax.Array:
     """A matrix gathered along d_model: in the compute type, and its gradient in `wire`."""
     # Only a chip's own part travels between slices: first of the gather, last of the scatter.
     with line("weight_gather"):
-        own = all_gather(shard.astype(compute), WEIGHTS_OVER_DCN, dimension)
-        return all_gather(own, inside, dimension)
+        own = all_gather(shard.astype(compute), between_slices(axes), dimension)
+        return all_gather(own, in_slice(axes), dimension)
 
 
 def scatter_matrix(
-    gradient: jax.Array, dimension: int, wire: Any, inside: _Axes = WEIGHTS
+    gradient: jax.Array, dimension: int, wire: Any, axes: tuple[str, ...] = WEIGHTS
 ) -> jax.Array:
     """A matrix's gradient as this chip's part of the sum over chips, in the type it travels in."""
-    sent = gradient.astype(wire)
+    sent, inside = gradient.astype(wire), in_slice(axes)
     if sent.shape[dimension] // jax.lax.axis_size(inside) % TILE[0] == 0:
         own = reduce_scatter(sent, inside, dimension)
     else:
@@ -134,13 +171,13 @@ def scatter_matrix(
         # it splits the gradient, with its rows first, as the product can write them.
         first = jax.lax.optimization_barrier(jnp.moveaxis(sent, dimension, 0))
         own = jnp.moveaxis(reduce_scatter(first, inside, 0), 0, dimension)
-    return reduce_scatter(own, WEIGHTS_OVER_DCN, dimension)
+    return reduce_scatter(own, between_slices(axes), dimension)
 
 
 gather_matrix.defvjp(
     lambda shard, *how: (gather_matrix(shard, *how), jnp.empty((0,), shard.dtype)),
-    lambda dimension, _, wire, inside, like, gradient: (
-        scatter_matrix(gradient, dimension, wire, inside).astype(like.dtype),
+    lambda dimension, _, wire, axes, like, gradient: (
+        scatter_matrix(gradient, dimension, wire, axes).astype(like.dtype),
     ),
 )
 
@@ -155,6 +192,25 @@ def all_to_all(x: jax.Array, axis: _Axes, split: int, concatenated: int) -> jax.
 
 def all_reduce(x: jax.Array, axes: _Axes) -> jax.Array:
     return jax.lax.psum(x, axes) if jax.lax.axis_size(axes) > 1 else x
+
+
+# Stages of a pipeline
+
+
+def over_stages(x: jax.Array) -> jax.Array:
+    """The sum over stages: inside each slice, then between slices."""
+    with line("stage_exchange"):
+        return all_reduce(all_reduce(x, in_slice(PIPELINE)), between_slices(PIPELINE))
+
+
+def from_stage(x: jax.Array, step: int, *, around: bool) -> jax.Array:
+    """What the stage `step` before has; `around`, the first stage's neighbour is the last."""
+    stages = jax.lax.axis_size(PIPELINE)
+    pairs = [(stage, (stage + step) % stages) for stage in range(stages)]
+    if not around:
+        pairs = [(stage, other) for stage, other in pairs if other - stage == step]
+    with line("stage_exchange"):
+        return jax.lax.ppermute(x, PIPELINE, pairs) if stages > 1 else x
 
 
 def reduce_gradients(gradients: _Leaves, shardings: _Shardings, wire: Any) -> _Leaves:

@@ -41,6 +41,8 @@ class Runtime:
     documents: Documents | None = None
     # Whether targets may be `NO_WORD`, though each row is one document.
     some_predict_nothing: bool = False
+    # Whether matrices come whole along d_model: a pipeline may gather them once for all its ticks.
+    matrices_are_whole: bool = False
 
     @property
     def network(self) -> description.Network:
@@ -54,6 +56,8 @@ class Runtime:
         self, shard: jax.Array, dimension: int, axes: tuple[str, ...] = collectives.WEIGHTS
     ) -> jax.Array:
         """Gather a matrix from the chips that split its d_model."""
+        if self.matrices_are_whole:
+            return shard
         precision = self.plan.precision
         types = DTYPES[precision.compute], DTYPES[precision.gradients]
         return collectives.gather_matrix(shard, dimension, *types, axes)
@@ -64,6 +68,8 @@ class Runtime:
 
     def scatter_rows(self, gradient: jax.Array) -> jax.Array:
         """This chip's part of the gradient of such a matrix, summed over chips."""
+        if self.matrices_are_whole:
+            return gradient
         return collectives.scatter_matrix(gradient, 0, DTYPES[self.plan.precision.gradients])
 
     def gather_experts(self, shard: jax.Array, dimension: int) -> jax.Array:

@@ -1,6 +1,6 @@
-"""Next-token loss over a vocabulary split over `tensor`, one chunk of tokens at a time: the logits
-[M, V] are never whole, nor computed twice. M tokens of this tensor group, C tokens of a chunk, D
-d_model, V/Y words of this chip.
+"""Next-token loss over a vocabulary split over stages and `tensor`, one chunk of tokens at a time:
+the logits [M, V] are never whole, nor computed twice. M tokens of this tensor group, C tokens of a
+chunk, D d_model, V/Y words of this chip; Y counts the stages too.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from orchestrator.planning.kernels import TILE, loss_chunks
-from trainers.llama.collectives import TENSOR, all_gather
+from trainers.llama.collectives import VOCAB, all_gather
 
 _LOGIT_BYTES = 4
 NO_WORD = -1  # the target of a place that predicts nothing
@@ -68,7 +68,7 @@ def _forward(
         table = how.split.gather(stored)
     chunks = int(loss_chunks(x.shape[0], _LOGIT_BYTES * words, how.chunk_tokens))
     size = x.shape[0] // chunks
-    own_words = jax.lax.axis_index(TENSOR) * words + jnp.arange(words)
+    own_words = jax.lax.axis_index(VOCAB) * words + jnp.arange(words)
     # Parts of the table with about equally many words, in whole tiles except the last.
     tiles = -(-words // TILE[1])
     ends = [min(tiles * part // _PARTS * TILE[1], words) for part in range(_PARTS + 1)]
@@ -82,12 +82,12 @@ def _forward(
         if how.cap is not None:
             capped = jnp.tanh(logits / how.cap)
             logits, slope_of_cap = how.cap * capped, 1 - capped**2
-        if words * jax.lax.axis_size(TENSOR) > how.vocab:
+        if words * jax.lax.axis_size(VOCAB) > how.vocab:
             logits = jnp.where(own_words < how.vocab, logits, -jnp.inf)
         hit = targets[:, None] == own_words
         # Log-sum-exp over all words and the target's logit, both [C], in one small exchange.
         mine = jnp.stack([jax.nn.logsumexp(logits, axis=1), jnp.where(hit, logits, 0).sum(1)])
-        log_sums, target_logits = all_gather(mine[:, None], TENSOR, 1)  # [2, Y, C]
+        log_sums, target_logits = all_gather(mine[:, None], VOCAB, 1)  # [2, Y, C]
         log_sum, target = jax.nn.logsumexp(log_sums, axis=0), target_logits.sum(0)
         slope = 1 + 2 * how.z_loss * log_sum[:, None]
         d_logits = jnp.exp(logits - log_sum[:, None]) * slope - hit
@@ -112,7 +112,7 @@ def _forward(
     every = x.reshape(chunks, size, x.shape[1]), targets.reshape(chunks, size)
     start = jnp.zeros(stored.shape, jnp.float32), jnp.float32(0), jnp.float32(0)
     (d_table, entropy, penalty), dx = jax.lax.scan(step, start, every)
-    share = 1 / jax.lax.axis_size(TENSOR)
+    share = 1 / jax.lax.axis_size(VOCAB)
     loss = Loss(share * (entropy + penalty), share * entropy, share * penalty)
     return loss, (dx.reshape(x.shape), d_table.astype(stored.dtype))
 

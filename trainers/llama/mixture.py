@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
+from orchestrator.network.decoder import decoder
 from orchestrator.network.description import MLP, Matmul, Mixture
-from orchestrator.network.mesh_axes import ICI_AXES
+from orchestrator.network.mesh_axes import ICI_AXES, PIPELINE
 from orchestrator.network.mlp import BALANCE_BIAS, expert_rows
 from orchestrator.planning.kernels import MOST_TILE, grouped_tile
 from orchestrator.values.model import MixtureOfExperts
@@ -235,10 +236,14 @@ def router_metrics(plan: Plan, routed: Routed) -> dict[str, jax.Array]:
     """Return the routers' losses, the share of dropped choices, each expert's load over the mean,
     and the busiest one's, mean over layers. Few numbers may cross pods: layers' own loads do not.
     """
-    layers, experts = routed.load.shape
+    layers, experts = decoder(plan.model).mixture_layers, routed.load.shape[1]
     choices = float(plan.batch.tokens * plan.model.moe.top_k * layers)  # type: ignore[union-attr]
-    in_slice = all_reduce(routed.load, (*ICI_AXES, collectives.COPIES))
-    busiest = jnp.mean(in_slice.max(1) / in_slice.mean(1)) / jax.lax.axis_size(collectives.MESH)
+    # A stage of a pipeline has only its own layers; a place without a layer has no load.
+    of_layer = tuple(axis for axis in ICI_AXES if axis not in PIPELINE)
+    in_slice = all_reduce(routed.load, (*of_layer, collectives.COPIES))
+    most = jnp.sum(in_slice.max(1) / jnp.maximum(in_slice.mean(1), 1e-30))
+    replicas = jax.lax.axis_size(collectives.MESH) // jax.lax.axis_size(PIPELINE)
+    busiest = most / layers / replicas
     sums = jnp.stack([routed.penalty.sum(), routed.dropped.sum(), busiest])
     penalty, dropped, busiest = all_reduce(sums, collectives.MESH)
     load = all_reduce(routed.load.sum(0), collectives.MESH) * experts / choices

@@ -18,7 +18,14 @@ from orchestrator.network import rematerialization
 from orchestrator.network.decoder import BLOCK_INPUT
 from orchestrator.network.description import Mixture, Segment, Stack
 from trainers.llama import attention_kernels, collectives
-from trainers.llama.collectives import TENSOR, all_gather, line, reduce_scatter
+from trainers.llama.collectives import (
+    TENSOR,
+    VOCAB,
+    all_gather,
+    line,
+    over_stages,
+    reduce_scatter,
+)
 from trainers.llama.layers import Runtime, attention, mlp
 from trainers.llama.loss import Logits, Loss, SplitTable, token_loss
 from trainers.llama.mixture import Routed, mixture
@@ -53,7 +60,7 @@ _lookup.defvjp(
 
 def _own_rows(table: jax.Array, words: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Rows of this chip's table, row 0 for others' words; and which words are its own."""
-    rows = words - jax.lax.axis_index(TENSOR) * table.shape[0]
+    rows = words - jax.lax.axis_index(VOCAB) * table.shape[0]
     is_own = (rows >= 0) & (rows < table.shape[0])
     return jnp.where(is_own, rows, 0), is_own
 
@@ -66,18 +73,45 @@ def batch_loss(
     runtime: Runtime, parameters: Parameters, batch: dict[str, jax.Array]
 ) -> tuple[Loss, Routed | None]:
     """This chip's share of the loss over tokens, and its routers' work; the batch is [b, S/s]."""
-    inputs, targets = batch["inputs"], batch["targets"]
-    if "documents" in batch:
-        own = batch["documents"]
-        runtime = replace(runtime, documents=(own, attention_kernels.gather(own, runtime.ways)))
-    network, plan = runtime.network, runtime.plan
+    runtime = with_documents(runtime, batch)
     # If the plan reduces per layer, the gradients of tables and norm are reduced each by itself.
-    stacks = {stack.name for stack in network.stacks}
-    for name, spec in shardings(plan.model).items():
+    stacks = {stack.name for stack in runtime.network.stacks}
+    for name, spec in shardings(runtime.plan).items():
         if name not in stacks:
             reduced = _reduced_in_backward(runtime, {name: parameters[name]}, {name: spec})
             parameters = {**parameters, **reduced}
-    x, routed = _residual_stream(runtime, parameters, inputs)
+    x, routed = residual_stream(runtime, parameters, batch["inputs"])
+    return head_loss(runtime, parameters, x, batch["targets"]), routed
+
+
+def residual_stream(
+    runtime: Runtime, parameters: Parameters, words: jax.Array
+) -> tuple[jax.Array, Routed | None]:
+    """Words [b, S/s] -> the residual stream after the last block [b, S/(s Y), D]."""
+    x, routed_layers = embed(runtime, parameters, words), list[Routed]()
+    for segment in runtime.network.segments:
+        x, routed = pattern_of_blocks(runtime, segment, parameters, x)
+        routed_layers += routed
+    return x, joined(routed_layers)
+
+
+def joined(routed_layers: list[Routed]) -> Routed | None:
+    """The rows of all layers that have a router."""
+    if not routed_layers:
+        return None
+    return jax.tree.map(lambda *rows: jnp.concatenate(rows), *routed_layers)
+
+
+def with_documents(runtime: Runtime, batch: dict[str, jax.Array]) -> Runtime:
+    if "documents" not in batch:
+        return runtime
+    own = batch["documents"]
+    return replace(runtime, documents=(own, attention_kernels.gather(own, runtime.ways)))
+
+
+def head_loss(runtime: Runtime, parameters: Parameters, x: jax.Array, targets: jax.Array) -> Loss:
+    """This chip's share of the loss of the stream after the last block [b, S/(s Y), D]."""
+    network, plan = runtime.network, runtime.plan
     with line("elementwise"):
         x = norm(network.norm, parameters, x)
     x = all_gather(x, TENSOR, 1)  # [b, S/s, D]
@@ -93,40 +127,39 @@ def batch_loss(
         plan.model.vocab,
         plan.loss_chunk_tokens,
         network.logit_cap,
-        "documents" in batch or runtime.some_predict_nothing,
+        plan.data.separator is not None or runtime.some_predict_nothing,
         split,
     )
     with line("unembedding"):
-        return token_loss(x.reshape(-1, x.shape[-1]), rows, targets.reshape(-1), how), routed
+        return token_loss(x.reshape(-1, x.shape[-1]), rows, targets.reshape(-1), how)
 
 
 @line("elementwise")  # all operations between products and collectives
-def _residual_stream(
-    runtime: Runtime, parameters: Parameters, words: jax.Array
-) -> tuple[jax.Array, Routed | None]:
-    """Words [b, S/s] -> the residual stream after the last block [b, S/(s Y), D]."""
+def embed(runtime: Runtime, parameters: Parameters, words: jax.Array) -> jax.Array:
+    """Words [b, S/s] -> the residual stream before the first block [b, S/(s Y), D]."""
     table = runtime.gather_matrix(parameters["embedding"], 1)  # [V/Y, D]
     x = _lookup(table, words, runtime.on_gpu)
     if runtime.network.positions is not None:
         learned = runtime.gather_matrix(parameters["positions"], 1)  # [P/Y, D]
         places = attention_kernels.own_positions(runtime.plan.batch.length, runtime.ways)
         x = x + _lookup(learned, jnp.broadcast_to(places, words.shape), runtime.on_gpu)
-    x = reduce_scatter(x, TENSOR, 1)  # [b, S/(s Y), D]
+    x = over_stages(reduce_scatter(x, TENSOR, 1))  # [b, S/(s Y), D]
     if runtime.network.embedding_scale != 1:
         x = (x * runtime.network.embedding_scale).astype(x.dtype)
-    routed_layers = []
-    for segment in runtime.network.segments:
-        x, routed = _pattern_of_blocks(runtime, segment, parameters, x)
-        routed_layers += routed
-    if not routed_layers:
-        return x, None
-    return x, jax.tree.map(lambda *rows: jnp.concatenate(rows), *routed_layers)
+    return x
 
 
-def _pattern_of_blocks(
-    runtime: Runtime, segment: Segment, parameters: Parameters, x: jax.Array
+@line("elementwise")
+def pattern_of_blocks(
+    runtime: Runtime,
+    segment: Segment,
+    parameters: Parameters,
+    x: jax.Array,
+    is_filled: jax.Array | None = None,
 ) -> tuple[jax.Array, list[Routed]]:
-    """The layers of a segment: a loop over the repeats of its pattern."""
+    """The layers of a segment: a loop over the repeats of its pattern. A repeat that is not filled
+    passes its input on.
+    """
     # Otherwise the compiler recomputes all layers of a pattern at once and holds the results. Where
     # slices share weights, it recomputes a layer while the loss is computed.
     waits = len(segment.stacks) > 1 or jax.lax.axis_size(collectives.WEIGHTS_OVER_DCN) > 1
@@ -144,15 +177,22 @@ def _pattern_of_blocks(
             return not remat.recomputes("attention")
         return by_name(primitive, *operands, **options)
 
-    def step(x: jax.Array, repeat: list[Parameters]) -> tuple[jax.Array, list[Routed]]:
-        routed_layers = []
-        for stack, layer in zip(segment.stacks, repeat, strict=True):
+    def step(
+        entering: jax.Array, repeat: tuple[list[Parameters], jax.Array | None]
+    ) -> tuple[jax.Array, list[Routed]]:
+        x, routed_layers = entering, list[Routed]()
+        layers, filled = repeat
+        for stack, layer in zip(segment.stacks, layers, strict=True):
             block = jax.checkpoint(partial(_block, runtime, stack), prevent_cse=waits, policy=stays)
             x, routed = block(x, layer)
             routed_layers += [routed] if routed else []
-        return x, routed_layers
+        if filled is None:
+            return x, routed_layers
+        x = jnp.where(filled, x, entering)
+        return x, jax.tree.map(lambda one: jnp.where(filled, one, 0), routed_layers)
 
-    return jax.lax.scan(step, x, [parameters[stack.name] for stack in segment.stacks])
+    layers = [parameters[stack.name] for stack in segment.stacks]
+    return jax.lax.scan(step, x, (layers, is_filled))
 
 
 def _block(
@@ -160,7 +200,7 @@ def _block(
 ) -> tuple[jax.Array, Routed | None]:
     """One transformer block. x [b, S/(s Y), D], layer: one layer's shards."""
     kind, moe, routed = stack.block, runtime.plan.model.moe, None
-    layer = _reduced_in_backward(runtime, layer, shardings(runtime.plan.model)[stack.name])
+    layer = _reduced_in_backward(runtime, layer, shardings(runtime.plan)[stack.name])
     x = checkpoint_name(x, BLOCK_INPUT)
     added = attention(runtime, kind.attention, layer, norm(kind.attention.before, layer, x))
     x = x + norm(kind.attention.after, layer, added)

@@ -52,7 +52,7 @@ def state_shardings(plan: Plan, state: _Tree) -> _Tree:
         _adamw(plan, 0.0),
         lambda _, sharding: sharding,
         state,
-        shardings(plan.model),
+        shardings(plan),
         transform_non_params=lambda _: P(),
     )
 
@@ -72,7 +72,7 @@ def update(
     def squares(gradient: jax.Array, sharding: P) -> jax.Array:
         return jnp.sum(gradient**2) / jax.lax.axis_size(replicated_axes(sharding))
 
-    parts = jax.tree.leaves(jax.tree.map(squares, gradients, shardings(plan.model)))
+    parts = jax.tree.leaves(jax.tree.map(squares, gradients, shardings(plan)))
     size = jnp.sqrt(all_reduce(jnp.sum(jnp.stack(parts)), COPY))
     if plan.optimizer.clip_norm > 0:
         shrink = jnp.minimum(1.0, plan.optimizer.clip_norm / jnp.maximum(size, 1e-30))
@@ -109,7 +109,7 @@ def _adamw(plan: Plan, rate: jax.Array | float) -> optax.GradientTransformation:
         b2=options.beta2,
         eps=options.epsilon,
         weight_decay=options.weight_decay,
-        mask=matrices(plan.model),
+        mask=matrices(plan),
         mu_dtype=DTYPES[first] if first else None,
     )
 
@@ -120,7 +120,11 @@ _DECAY_EXPONENT = 0.8  # the decay rate of step t is 1 - t^-0.8
 _LEAST_SQUARE = 1e-30  # in place of a second moment that is zero
 _LEAST_SCALE = 1e-3  # of an update, where a matrix is smaller
 _LARGEST_UPDATE = 1.0  # root mean square, before the scale
-_STACKED = ("layers", "experts")  # dimensions along which a leaf has one matrix after another
+_STACKED = (
+    "chunks",
+    "layers",
+    "experts",
+)  # dimensions along which a leaf has one matrix after another
 
 
 class _Moments(NamedTuple):
@@ -163,7 +167,7 @@ def _moments(plan: Plan, steps: Any, made: Callable[[_Shape, tuple[int, ...]], A
     def columns(shape: _Shape) -> Any:
         return made(shape, shape.row if shape.leaf.is_matrix else (*range(len(shape.leaf.shape)),))
 
-    tree = jax.tree.map(_Shape, leaves(plan.model, plan.mesh))
+    tree = jax.tree.map(_Shape, leaves(plan))
     return _Moments(steps, jax.tree.map(rows, tree), jax.tree.map(columns, tree))
 
 
@@ -174,7 +178,7 @@ def _adafactor_changes(
     decay = 1 - (state.steps + 1).astype(jnp.float32) ** -_DECAY_EXPONENT
     changed = jax.tree.map(
         lambda leaf, *arrays: _change(_Shape(leaf), decay, *arrays),
-        leaves(plan.model, plan.mesh),
+        leaves(plan),
         gradients,
         state.rows,
         state.columns,
@@ -188,7 +192,7 @@ def _adafactor_changes(
         lambda change, p, is_matrix: -rate * (change + weight_decay * is_matrix * p),
         wanted,
         parameters,
-        matrices(plan.model),
+        matrices(plan),
     )
     return changes, moments
 

@@ -1,6 +1,6 @@
 """The tree of parameters, built from the description of the network: shapes, shardings, start."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,19 +11,18 @@ from jax.sharding import PartitionSpec as P
 from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Dimension, Norm, Weight
 from orchestrator.network.mesh_axes import PADDED, padded, ways
-from orchestrator.values.model import Model
+from orchestrator.values.plan import Plan
 from trainers.llama.collectives import mesh_axes
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
-Mesh = Mapping[str, int]  # sizes of the mesh axes
-_UNSPLIT: Mesh = {}
 Parameters = dict[str, Any]  # as `leaves`, with arrays for leaves
 
 
 @dataclass(frozen=True)
 class Parameter:
     """A parameter. Matrices start normal, with `deviation`; vectors start at `start`. What `shape`
-    has beyond `filled` starts at zero and stays there: rows that no token has.
+    has beyond `filled` starts at zero and stays there: rows that no token has, and places of a
+    pipeline without a layer, which are the last of its first two dimensions.
     """
 
     shape: tuple[int, ...]
@@ -32,55 +31,75 @@ class Parameter:
     deviation: float | None
     start: float
     axes: tuple[str, ...]  # the logical axis of each dimension
+    places: int | None = None  # filled, of the first two dimensions together
 
     @property
     def is_matrix(self) -> bool:
         return self.deviation is not None
 
 
-def leaves(model: Model, mesh: Mesh = _UNSPLIT) -> dict[str, Any]:
-    """Return all parameters as stored on a mesh; layers of a stack are stacked, for a scan."""
+def leaves(plan: Plan) -> dict[str, Any]:
+    """Return all parameters as stored on a plan's mesh; layers of a stack are stacked, for a scan.
+    Those of a pipeline are [chunks, places of a chunk on all stages]: flat, they are in order.
+    """
 
-    def parameter(weight: Weight, *stacked: Dimension) -> Parameter:
+    def parameter(
+        weight: Weight, stacked: Sequence[Dimension] = (), places: int | None = None
+    ) -> Parameter:
         dimensions = (*stacked, *weight.dimensions)
         sizes = tuple(dimension.size for dimension in dimensions)
         axes = tuple(dimension.axis for dimension in dimensions)
         # A vocabulary that the mesh does not divide is padded.
         stored = tuple(
-            int(padded(size, ways(mesh, PADDED))) if axis == PADDED else size
+            int(padded(size, ways(plan.mesh, PADDED))) if axis == PADDED else size
             for size, axis in zip(sizes, axes, strict=True)
         )
         splits = [mesh_axes(axis) for axis in axes]
         sharding = P(*(split[0] if len(split) == 1 else split or None for split in splits))
-        return Parameter(stored, sizes, sharding, weight.deviation, weight.start, axes)
+        return Parameter(stored, sizes, sharding, weight.deviation, weight.start, axes, places)
 
-    network = decoder(model)
+    network = decoder(plan.model)
     tree: dict[str, Any] = {table.name: parameter(table) for table in network.tables}
-    for stack in network.stacks:
-        layers = Dimension("layers", len(stack.layers))
-        tree[stack.name] = {w.name: parameter(w, layers) for w in stack.block.weights}
+    for segment in network.segments:
+        stacked, places = [Dimension("layers", segment.repeats)], None
+        if plan.pipeline is not None:
+            chunk = plan.pipeline.layers_per_chunk // len(segment.stacks)  # on each stage
+            stacked = [
+                Dimension("chunks", plan.pipeline.chunks),
+                Dimension("layers", plan.pipeline.stages * chunk),
+            ]
+            places = segment.repeats
+        for stack in segment.stacks:
+            tree[stack.name] = {w.name: parameter(w, stacked, places) for w in stack.block.weights}
     return tree | {weight.name: parameter(weight) for weight in network.norm.weights}
 
 
-def shardings(model: Model) -> Parameters:
-    return jax.tree.map(lambda leaf: leaf.sharding, leaves(model))
+def shardings(plan: Plan) -> Parameters:
+    return jax.tree.map(lambda leaf: leaf.sharding, leaves(plan))
 
 
-def matrices(model: Model) -> Parameters:
-    return jax.tree.map(lambda leaf: leaf.is_matrix, leaves(model))
+def matrices(plan: Plan) -> Parameters:
+    return jax.tree.map(lambda leaf: leaf.is_matrix, leaves(plan))
 
 
-def start(model: Model, mesh: Mesh, dtype: jnp.dtype, seed: jax.Array) -> Parameters:
+def start(plan: Plan, dtype: jnp.dtype, seed: jax.Array) -> Parameters:
     """Return the parameters before the first step: the same values on every mesh."""
-    tree = leaves(model, mesh)
+    tree = leaves(plan)
     keys = iter(jax.random.split(jax.random.key(seed), len(jax.tree.leaves(tree))))
 
     def values(leaf: Parameter, key: jax.Array) -> jax.Array:
         if leaf.deviation is None:
-            return jnp.full(leaf.shape, leaf.start, dtype)
-        drawn = (leaf.deviation * jax.random.normal(key, leaf.filled)).astype(dtype)
-        more = [(0, size - filled) for size, filled in zip(leaf.shape, leaf.filled, strict=True)]
-        return jnp.pad(drawn, more)
+            drawn = jnp.full(leaf.shape, leaf.start, dtype)
+        else:
+            # A number depends on its place in the array, counted flat: also in one of chunks.
+            drawn = (leaf.deviation * jax.random.normal(key, leaf.filled)).astype(dtype)
+            sizes = zip(leaf.shape, leaf.filled, strict=True)
+            drawn = jnp.pad(drawn, [(0, size - filled) for size, filled in sizes])
+        if leaf.places is None or leaf.places == leaf.shape[0] * leaf.shape[1]:
+            return drawn
+        place = jnp.arange(leaf.shape[0] * leaf.shape[1]).reshape(leaf.shape[:2])
+        is_filled = jnp.expand_dims(place < leaf.places, range(2, drawn.ndim))
+        return jnp.where(is_filled, drawn, 0)
 
     return jax.tree.map(lambda leaf: values(leaf, next(keys)), tree)
 

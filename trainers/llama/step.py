@@ -18,7 +18,7 @@ from orchestrator.network.published import published_weights
 from orchestrator.planning import flops
 from orchestrator.values.plan import Plan
 from trainers.contract import Program
-from trainers.llama import attention_kernels, collectives, optimizer, parameters
+from trainers.llama import attention_kernels, collectives, optimizer, parameters, pipeline
 from trainers.llama.collectives import BATCH, MESH, SEQUENCE, all_reduce, line
 from trainers.llama.layers import Runtime
 from trainers.llama.loss import NO_WORD, Loss
@@ -49,11 +49,12 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
                 f"experiment.{key} {value} can be planned, not trained: trainer {plan.trainer}"
                 f" {does} {join.join(known)}"
             )
+    pipeline.check(plan)
     start = partial(_start, plan)
     shapes = jax.eval_shape(start, 0)
     specs = {
         "step": P(),
-        "parameters": parameters.shardings(plan.model),
+        "parameters": parameters.shardings(plan),
         "optimizer": optimizer.state_shardings(plan, shapes["optimizer"]),
     }
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
@@ -96,6 +97,7 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
         ),
         published=partial(published_weights, decoder(plan.model)),
         table_rows={table.name: table.dimensions[0].size for table in decoder(plan.model).tables},
+        layers={stack.name: len(stack.layers) for stack in decoder(plan.model).stacks},
         model_flops_per_step=flops.model_flops_per_step(plan.model, plan.batch),
     )
 
@@ -134,7 +136,7 @@ def _arrange(ways: int, separator: int | None, tokens: np.ndarray) -> dict[str, 
 
 def _start(plan: Plan, seed: jax.Array) -> dict[str, _Tree]:
     types = plan.precision
-    weights = parameters.start(plan.model, plan.mesh, DTYPES[types.parameters], seed)
+    weights = parameters.start(plan, DTYPES[types.parameters], seed)
     moments = optimizer.start(plan, weights, DTYPES[types.optimizer])
     return {"step": jnp.int32(0), "parameters": weights, "optimizer": moments}
 
@@ -152,7 +154,7 @@ def _train_step(
     (loss, routed), gradients = _accumulate_gradients(runtime, state["parameters"], batch, tokens)
     if plan.gradient_reduction == "at_end":
         wire = DTYPES[plan.precision.gradients]
-        specs = parameters.shardings(plan.model)
+        specs = parameters.shardings(plan)
         gradients = jax.tree.map(
             lambda g, spec: collectives.reduce_gradients([g], (spec,), wire)[0], gradients, specs
         )
@@ -175,12 +177,16 @@ def _train_step(
 def _evaluate(runtime: Runtime, state: dict[str, _Tree], batch: _Batch) -> dict[str, jax.Array]:
     """Return the cross-entropy of a batch, summed over its predicted tokens, and their number."""
     # Microbatches follow one another as in a step; nothing stays for a backward pass.
+    cut = _microbatches(runtime.plan, batch)
 
     def step(total: jax.Array, micro: _Batch) -> tuple[jax.Array, None]:
         loss, _ = batch_loss(runtime, state["parameters"], micro)
         return total + loss.cross_entropy, None
 
-    entropy, _ = jax.lax.scan(step, jnp.float32(0), _microbatches(runtime.plan, batch))
+    if runtime.plan.pipeline is not None:
+        entropy = pipeline.batch_loss(runtime, state["parameters"], cut).cross_entropy
+    else:
+        entropy, _ = jax.lax.scan(step, jnp.float32(0), cut)
     own = jnp.sum(batch["targets"] != NO_WORD, dtype=jnp.int32)
     return {"loss_sum": all_reduce(entropy, MESH), "tokens": all_reduce(own, (*BATCH, *SEQUENCE))}
 
@@ -206,13 +212,15 @@ def _accumulate_gradients(
         (_, sums), gradients = jax.value_and_grad(mean_loss, has_aux=True)(weights, micro)
         return sums, jax.tree.map(lambda g: g.astype(jnp.float32), gradients)
 
+    cut = _microbatches(runtime.plan, batch)
+    if runtime.plan.pipeline is not None:
+        return pipeline.loss_and_gradients(runtime, weights, cut, tokens)
     if runtime.plan.batch.microbatches == 1:
         return differentiate(batch)
 
     def step(total: _Tree, micro: _Batch) -> tuple[_Tree, None]:
         return jax.tree.map(jnp.add, total, differentiate(micro)), None
 
-    cut = _microbatches(runtime.plan, batch)
     shapes = jax.eval_shape(differentiate, jax.tree.map(lambda rows: rows[0], cut))
     start = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
     return jax.lax.scan(step, start, cut)[0]
