@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator import journal, tracking
 from orchestrator.errors import ForeignRun, JournalUnreadable
-from orchestrator.evidence.report import report_and_steps
+from orchestrator.evidence.report import make_report
 from orchestrator.journal import boundary, files
 from orchestrator.journal.heartbeat import read_heartbeats
 from orchestrator.journal.run_journal import Journal
@@ -140,7 +140,7 @@ def test_no_text_of_one_folder_ends_a_command(tmp_path: Path, name: str, text: b
     runs, _ = journal.list_runs(tmp_path)
     assert "other" in [one.run for one in runs]
     with suppress(JournalUnreadable):
-        report_and_steps(run)
+        make_report(run)
     read_sync_state(run)
     read_heartbeats(run.path, 2)
     doctor_run(run.key, run.path.parent)

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from jinja2 import UndefinedError
 
+from orchestrator.evidence.report import RunReading
 from orchestrator.journal.steps import counted_steps
 from orchestrator.processes import resource
-from orchestrator.show.charts import _thinned, speed_over_steps
+from orchestrator.show.charts import speed_over_steps, thinned
 from orchestrator.show.drawings import (
     Axis,
     Bar,
@@ -24,6 +25,7 @@ from orchestrator.show.drawings import (
 )
 from orchestrator.show.pages import _run_page
 from orchestrator.tracking.mlflow.store import run_link
+from orchestrator.values.report import Report
 from orchestrator.values.run import Run, TrackedRun
 from tests.conftest import RunOrch
 from tests.journals import reason, table_of, tiny_plan
@@ -35,9 +37,11 @@ VOID = {"meta", "link", "br", "img"}
 
 def shown(run: Run, steps: Steps, **changes: object) -> dict[str, Any]:
     """What the page of a run is made from."""
-    last = counted_steps({number: table_of(taken) for number, taken in steps.items()})
-    report = compare(run, PLAN, steps)
-    return {"run": run, "report": report, "plan": PLAN, "steps": last, **changes}
+    tables = {number: table_of(taken) for number, taken in steps.items()}
+    report = changes.pop("report", None) or compare(run, PLAN, steps)
+    assert isinstance(report, Report)
+    reading = RunReading(run, report, counted_steps(tables), tables)
+    return {"reading": reading, "plan": PLAN, **changes}
 
 
 def page(**changes: object) -> str:
@@ -49,16 +53,18 @@ def page(**changes: object) -> str:
 def test_a_far_roofline_does_not_flatten_the_measured_mfu() -> None:
     """The axis of MFU ends at what was measured and expected, with the band of the expected one."""
     run, steps = preempted_run()
-    shown_page = shown(run, steps)
+    reading = shown(run, steps)["reading"]
     mfu = replace(PLAN.forecast.mfu, lower=0.9, expected=0.041, low=0.03, high=0.05)
     plan = replace(PLAN, forecast=replace(PLAN.forecast, mfu=mfu))
-    table = replace(shown_page["steps"], mfu=shown_page["steps"].mfu * 0.037 / 0.4)
-    plot = speed_over_steps(plan, shown_page["report"], table)
+    table = replace(reading.steps, mfu=reading.steps.mfu * 0.037 / 0.4)
+    plot = speed_over_steps(plan, reading.report, table)
+    assert plot
     assert 0.05 < plot.y.high < 0.06
     assert [curve.kind for curve in plot.curves].count("lower") == 0
     assert ("expected", (0.0, 0.03, 0.05)) in [(band.kind, band.points[0]) for band in plot.bands]
     near = replace(plan, forecast=replace(PLAN.forecast, mfu=replace(mfu, lower=0.09)))
-    plot = speed_over_steps(near, shown_page["report"], table)
+    plot = speed_over_steps(near, reading.report, table)
+    assert plot
     assert [curve.kind for curve in plot.curves].count("lower") == 1
 
 
@@ -149,7 +155,8 @@ def test_ten_thousand_steps_stay_a_small_page() -> None:
 def test_no_template_fetches_anything(path: Path) -> None:
     """A page needs no network, and no template switches escaping off."""
     text = path.read_text(encoding="utf-8")
-    assert not re.search(r"https?:|<script|<link|@import", text)
+    assert not re.search(r"https?:|<script .*src|<link|@import", text)
+    assert ("<script" in text) == (path.name == "watch.html")  # the one page that is served
     assert not re.search(r"\| *safe|autoescape", text)
 
 
@@ -248,14 +255,16 @@ def test_what_the_compiler_allows_stands_beside_the_plan_for_chips_alone() -> No
     """Nothing limits a rehearsal's devices: its page says so, and its report has no limit."""
     run, steps = preempted_run()
     small = shown(replace(run, rehearsal=True, rehearses=PLAN.digest), steps, rehearsed=PLAN)
-    assert small["report"].memory.hbm_bytes is None
+    assert small["reading"].report.memory.hbm_bytes is None
     text = _run_page(**small)
     block = text[text.index("Memory per device") : text.index("Where the time went")]
     here, chips = block.split("The plan, on v5e chips")
     assert "Emulated devices have no limit" in here
     assert "compiler limit" not in here
     assert "compiler limit" in chips
-    assert shown(run, steps)["report"].memory.hbm_bytes == PLAN.forecast.hbm_bytes_per_device
+    assert (
+        shown(run, steps)["reading"].report.memory.hbm_bytes == PLAN.forecast.hbm_bytes_per_device
+    )
 
 
 def report_words(text: str) -> str:
@@ -299,10 +308,10 @@ def test_thinning_keeps_the_extremes() -> None:
     """A spike of one step among thousands is still seen."""
     x, y = np.arange(5_000.0), np.ones(5_000)
     y[1_234] = 9.0
-    kept = _thinned(x, y)
+    kept = thinned(x, y)
     assert len(kept) <= 240
     assert max(high for *_, high in kept) == 9.0
-    assert _thinned(x[:3], y[:3]) == [(at, 1.0, 1.0, 1.0) for at in (0.0, 1.0, 2.0)]
+    assert thinned(x[:3], y[:3]) == [(at, 1.0, 1.0, 1.0) for at in (0.0, 1.0, 2.0)]
 
 
 # --- the command

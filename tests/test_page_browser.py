@@ -101,7 +101,7 @@ def test_a_page_is_shown_whole(name: str, pages: dict[str, Path], chrome: Browse
 def test_no_figure_of_a_running_run_is_cut(pixels: int, tmp_path: Path, chrome: Browser) -> None:
     """Not the longest either: what is left, in minutes."""
     run, steps = preempted_run()
-    values = shown(run, steps)
+    report = shown(run, steps)["reading"].report
     left = Uncertain(value=3.6 / 1440, low=2.9 / 1440, high=12.5 / 1440)
     one = Uncertain(value=1.0, low=1.0, high=1.0)
     outlook = Outlook(
@@ -109,7 +109,7 @@ def test_no_figure_of_a_running_run_is_cut(pixels: int, tmp_path: Path, chrome: 
         dollars_left=None, deadline_at_s=1.0, odds=0.9,
     )  # fmt: skip
     file = tmp_path / "page.html"
-    file.write_text(_run_page(**values | {"report": replace(values["report"], outlook=outlook)}))
+    file.write_text(_run_page(**shown(run, steps, report=replace(report, outlook=outlook))))
     page = chrome.page()
     page.size(pixels, 900)
     page.open(file.as_uri())

@@ -20,7 +20,7 @@ from orchestrator.values.spec import Spec
 _GROUPS = {
     "Plan": "init schema plan explain prove score import export data",
     "Run": "submit runs status logs cancel resume rm",
-    "Look": "report profile compare sync ui",
+    "Look": "report top profile compare sync ui",
     "Machine": "doctor calibrate completion",
 }
 # A module is imported when one of its commands is named.
@@ -29,7 +29,8 @@ _MODULES = {
     "plan_commands": "plan",
     "proof_commands": "explain prove score",
     "run_commands": "submit cancel resume rm",
-    "look_commands": "runs status logs report profile compare sync ui doctor calibrate completion",
+    "look_commands": "runs status logs report top profile compare sync ui doctor calibrate"
+    " completion",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
@@ -173,6 +174,7 @@ directory."""
 RUN = click.argument("run", shell_complete=complete_key)
 NEWEST_HELP = f"{RUN_HELP} Without it, the newest run is meant, and named on the error stream."
 OPTIONAL_RUN = click.argument("run", required=False, shell_complete=complete_key)
+RUNS_OF = click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=complete_key)
 SET = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE",
     help="Override a value of the spec, e.g. experiment.batch.sequences=2048. Repeatable.",

@@ -129,8 +129,12 @@ def compare_command(runs: tuple[str, ...], storage: Path, as_json: bool) -> None
 
 
 @click.command("report", epilog=shared.NEWEST_HELP)
-@shared.OPTIONAL_RUN
+@shared.RUNS_OF
 @shared.STORAGE
+@click.option(
+    "--watch", "watches", is_flag=True,
+    help="Serve a page of RUNs on this machine that shows what is new, until Ctrl-C.",
+)  # fmt: skip
 @click.option(
     "-o", "--out", type=shared.FILE, metavar="FILE",
     help="Where the page goes, instead of report.html in RUN's directory.",
@@ -140,16 +144,29 @@ def compare_command(runs: tuple[str, ...], storage: Path, as_json: bool) -> None
 @shared.FULL
 @interruptible("writing the report")
 def report_command(
-    run: str | None, storage: Path, out: Path | None, as_json: bool, detail: ui.Detail | None
-) -> None:
+    runs: tuple[str, ...], storage: Path, watches: bool, out: Path | None, as_json: bool,
+    detail: ui.Detail | None,
+) -> None:  # fmt: skip
     """Write a self-contained HTML page about RUN. It shows measured next to predicted.
 
     It has the roofline, time per step line by line, memory, MFU over steps, and where the time
     went; for a study the scaling curves, its trials, and where measured and predicted differ.
 
+    --watch serves a page of any number of RUNs, which follows them while they go on. Only this
+    machine reaches it, at the address that is printed; Ctrl-C ends it, and the runs go on.
+
     Example: orch report llama3-70b-4pod-3f9a1c07-1 -o page.html
     """
-    run = shared.or_newest(run, storage)
+    if len(runs) > 1 and not watches:
+        raise click.UsageError("a page is of one RUN; --watch and orch compare take several")
+    if watches and (out or detail):
+        raise click.UsageError("--watch serves a page: -o, --brief and --full are of a file")
+    run = shared.or_newest(runs[0] if runs else None, storage)
+    if watches:
+        from orchestrator.show.watch import serve  # noqa: PLC0415  a long import
+
+        serve(runs or (run,), storage, as_json=as_json)
+        return
     if as_json:
         show(orch.report(run, storage), as_json=True)
         return
@@ -208,6 +225,29 @@ def profile_command(
         found = orch.profile(run, storage, steps=steps, trace=trace, progress=Display())
     following = run_command("report", found.run, storage)
     show(found, lambda: profile_screen(found, following, detail or "usual"), as_json=as_json)
+
+
+@click.command("top", epilog=f"{shared.RUN_HELP} Without it, all runs that go on, or the newest.")
+@shared.RUNS_OF
+@shared.STORAGE
+@shared.JSON
+@interruptible("looking at runs")
+def top_command(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
+    """Show RUNs while they go on, as `orch report --watch` does. q ends it.
+
+    Into a pipe it is written once. --json is what `orch compare --json` prints.
+
+    Example: orch top llama3-70b-4pod-3f9a1c07-1
+    """
+    if not runs:
+        going_on = tuple(entry.run for entry in orch.runs(storage) if entry.state in LIVE)
+        runs = going_on or (shared.or_newest(None, storage),)
+    if as_json:
+        show(orch.compare(runs, storage), as_json=True)
+        return
+    from orchestrator.show.top_screen import show_top  # noqa: PLC0415  a long import
+
+    show_top(runs, storage)
 
 
 @click.command("sync", epilog=shared.RUN_HELP)

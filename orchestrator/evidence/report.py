@@ -1,18 +1,26 @@
 """The report of a run, from its journal."""
 
 import time
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import get_args
+from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
+from orchestrator.evidence.hosts import HostHeat, host_heat
 from orchestrator.evidence.profile import kept_profile
 from orchestrator.formatting import HOUR_S
 from orchestrator.journal.listing import trial_of
 from orchestrator.journal.run_journal import Clock, Journal, outlook_of, prediction_of
-from orchestrator.journal.steps import Floats, StepTable, counted_rows, counted_steps, read_table
+from orchestrator.journal.steps import (
+    Floats,
+    Mask,
+    StepTable,
+    TableReader,
+    counted_rows,
+    counted_steps,
+)
 from orchestrator.values import report as values
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
@@ -20,6 +28,8 @@ from orchestrator.values.report import Badput, Measurement, PredictionKind, Repo
 from orchestrator.values.run import Run
 
 _SCHEMA = 5
+_MOST_BLOCKS = 24  # of an attempt's steps, in the order of time
+Span = tuple[Badput | Literal["goodput"], float]  # what time went into, and its seconds
 # Keys of a report whose values are those of the run, and those of its plan.
 _OF_RUN = (
     "run", "id", "name", "state", "reason", "rehearsal", "rehearses", "spec_digest", "steps",
@@ -29,24 +39,49 @@ _OF_PLAN = ("chip", "chips", "devices", "pods", "model", "data")
 
 
 def make_report(journal: Journal, clock: Clock = time.time) -> Report:
-    return report_and_steps(journal, clock)[0]
+    return RunReader(journal, clock).read().report
 
 
-def report_and_steps(journal: Journal, clock: Clock = time.time) -> tuple[Report, StepTable]:
-    """Return the report, and the steps of the whole run in order: of each its last attempt."""
-    run = journal.run(clock)
-    steps: dict[int, StepTable] = {}
-    problems = list(journal.spec_problems())
-    for attempt in run.attempts:
-        steps[attempt.number], more = read_table(journal.path, attempt)
-        problems += map(str, more)
-    run = replace(run, problems=tuple(dict.fromkeys([*run.problems, *problems])))
-    plan, proof = journal.plan(run.plan_digest), journal.proof(journal.current_plan(run).digest)
-    report = _compare_run(run, plan, steps, proof, journal.deadline())
-    if found := trial_of(journal, run.study):
-        report = replace(report, settings=found[1].settings)
-    counted = counted_steps(steps)
-    return replace(report, profile=kept_profile(journal, run, counted)), counted
+@dataclass(frozen=True)
+class RunReading:
+    """A run as it stands: its report, its steps in order, and those of each attempt."""
+
+    run: Run
+    report: Report
+    steps: StepTable
+    attempts: dict[int, StepTable]
+    hosts: HostHeat | None = None
+
+    @property
+    def spans(self) -> dict[int, list[Span]]:
+        return time_spans(self.run, self.attempts)
+
+
+class RunReader:
+    """Reports on a run again and again; each time it reads only the steps that are new."""
+
+    def __init__(self, journal: Journal, clock: Clock = time.time) -> None:
+        self.journal, self._clock = journal, clock
+        self._tables: dict[int, TableReader] = {}
+
+    def read(self) -> RunReading:
+        journal = self.journal
+        run = journal.run(self._clock)
+        steps: dict[int, StepTable] = {}
+        problems = list(journal.spec_problems())
+        for attempt in run.attempts:
+            number = attempt.number
+            reader = self._tables.setdefault(number, TableReader(journal.path, number))
+            steps[number], more = reader.read(attempt)
+            problems += map(str, more)
+        run = replace(run, problems=tuple(dict.fromkeys([*run.problems, *problems])))
+        plan, proof = journal.plan(run.plan_digest), journal.proof(journal.current_plan(run).digest)
+        report = _compare_run(run, plan, steps, proof, journal.deadline())
+        if found := trial_of(journal, run.study):
+            report = replace(report, settings=found[1].settings)
+        counted = counted_steps(steps)
+        report = replace(report, profile=kept_profile(journal, run, counted))
+        return RunReading(run, report, counted, steps, host_heat(journal, run, counted))
 
 
 def _compare_run(
@@ -250,32 +285,13 @@ def _goodput(run: Run, steps: dict[int, StepTable]) -> values.Goodput | None:
     if not run.attempts:
         return None
     badput_s: dict[Badput, float] = dict.fromkeys(get_args(Badput), 0.0)
-    goodput_s, counted = 0.0, counted_rows(steps)
-    # The median step after warm-up; 0 where no attempt did a second step.
-    warm = np.concatenate([np.zeros(0), *(table.step_s[1:] for table in steps.values())])
-    usual_s = float(np.median(warm)) if len(warm) else 0.0
-    for attempt, later in zip_longest(run.attempts, run.attempts[1:]):
-        table, stopped_s = steps.get(attempt.number), attempt.started_at_s
-        if table is not None and len(table):
-            stopped_s = float(table.at_s[-1])
-            # The time before the second step of an attempt, and of each stage that begins in it.
-            for row, startup in table.startups.items():
-                first_s = float(table.step_s[row])
-                if row == 0:
-                    evaluated_s = table.evaluations[0].evaluation_s if 0 in table.evaluations else 0
-                    before_s = float(table.at_s[0]) - evaluated_s - first_s - attempt.started_at_s
-                    opening_s = before_s - startup.state_s - startup.compile_s
-                    badput_s["tpu_initialization"] += max(0.0, opening_s)
-                restores = startup.steps_done > 0
-                cause: Badput = (
-                    "unproductive_checkpoint_restore_time" if restores else "training_prep"
-                )
-                badput_s[cause] += startup.state_s
-                badput_s["program_startup"] += startup.compile_s + max(0.0, first_s - usual_s)
-            goodput_s += _add_steps(badput_s, table, usual_s, counted[attempt.number])
-        if later:
-            lost_s = max(0.0, later.started_at_s - stopped_s)
-            badput_s["infrastructure_recovery_from_disruption"] += lost_s
+    goodput_s = 0.0
+    for spans in time_spans(run, steps).values():
+        for cause, span_s in spans:
+            if cause == "goodput":
+                goodput_s += span_s
+            else:
+                badput_s[cause] += span_s
 
     # The run ends with its end, or with the last thing known of it.
     started_s, ended_s = run.attempts[0].started_at_s, run.ended_at_s
@@ -297,19 +313,56 @@ def _goodput(run: Run, steps: dict[int, StepTable]) -> values.Goodput | None:
     )
 
 
-def _add_steps(
-    badput_s: dict[Badput, float], table: StepTable, usual_s: float, counted: NDArray[np.bool_]
-) -> float:
-    """Add the time that steps lost, and return what they trained."""
+def time_spans(run: Run, steps: dict[int, StepTable]) -> dict[int, list[Span]]:
+    """Return what the time of each attempt went into, in order. Steps come in a few blocks, whose
+    parts are in a fixed order and exact in their sums.
+    """
+    found, counted = dict[int, list[Span]](), counted_rows(steps)
+    # The median step after warm-up; 0 where no attempt did a second step.
+    warm = np.concatenate([np.zeros(0), *(table.step_s[1:] for table in steps.values())])
+    usual_s = float(np.median(warm)) if len(warm) else 0.0
+    for attempt, later in zip_longest(run.attempts, run.attempts[1:]):
+        spans, stopped_s = list[Span](), attempt.started_at_s
+        table = steps.get(attempt.number)
+        if table is not None and len(table):
+            stopped_s = float(table.at_s[-1])
+            if startup := table.startups.get(0):
+                evaluated_s = table.evaluations[0].evaluation_s if 0 in table.evaluations else 0
+                first_s = float(table.at_s[0]) - evaluated_s - float(table.step_s[0])
+                opening_s = first_s - startup.state_s - startup.compile_s - attempt.started_at_s
+                spans.append(("tpu_initialization", max(0.0, opening_s)))
+            for rows in np.array_split(np.arange(len(table)), min(len(table), _MOST_BLOCKS)):
+                block = slice(int(rows[0]), int(rows[-1]) + 1)
+                spans += _block_spans(table, block, counted[attempt.number][block], usual_s)
+        if later:
+            lost_s = max(0.0, later.started_at_s - stopped_s)
+            spans.append(("infrastructure_recovery_from_disruption", lost_s))
+        found[attempt.number] = spans
+    return found
+
+
+def _block_spans(table: StepTable, block: slice, counted: Mask, usual_s: float) -> Iterator[Span]:
+    """Yield what the time of some rows went into: starting, what was repeated, what counts."""
+    rows = range(block.start, block.stop)
+    for row in sorted(row for row in table.startups if row in rows):
+        # The time before the second step of an attempt, and of each stage that begins in it.
+        startup, first_s = table.startups[row], float(table.step_s[row])
+        restores = startup.steps_done > 0
+        cause: Badput = "unproductive_checkpoint_restore_time" if restores else "training_prep"
+        yield cause, startup.state_s
+        yield "program_startup", startup.compile_s + max(0.0, first_s - usual_s)
     # The first step of an attempt trains only as long as a usual one takes.
-    step_s = np.where(table.warm, table.step_s, np.minimum(table.step_s, usual_s))
-    badput_s["wasted_progress_from_disruption"] += float(step_s[~counted].sum())
+    step_s = table.step_s[block].copy()
+    for row in table.startups:
+        if row in rows:
+            step_s[row - block.start] = min(step_s[row - block.start], usual_s)
     evaluated_s = {False: 0.0, True: 0.0}
     for row, evaluation in table.evaluations.items():
-        evaluated_s[bool(counted[row])] += evaluation.evaluation_s
-    badput_s["wasted_progress_from_disruption"] += evaluated_s[False]
-    badput_s["evaluation"] += evaluated_s[True]
-    data_s, saving_s = table.data_s[counted], table.checkpoint_s[counted]
-    badput_s["data_loading_sync"] += float(np.maximum(data_s, 0.0).sum())
-    badput_s["unproductive_checkpoint_save_time"] += float(np.maximum(saving_s, 0.0).sum())
-    return float(np.maximum(step_s[counted] - data_s - saving_s, 0.0).sum())
+        if row in rows:
+            evaluated_s[bool(counted[row - block.start])] += evaluation.evaluation_s
+    yield "wasted_progress_from_disruption", float(step_s[~counted].sum()) + evaluated_s[False]
+    data_s, saving_s = table.data_s[block][counted], table.checkpoint_s[block][counted]
+    yield "data_loading_sync", float(np.maximum(data_s, 0.0).sum())
+    yield "goodput", float(np.maximum(step_s[counted] - data_s - saving_s, 0.0).sum())
+    yield "evaluation", evaluated_s[True]
+    yield "unproductive_checkpoint_save_time", float(np.maximum(saving_s, 0.0).sum())

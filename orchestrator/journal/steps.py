@@ -174,6 +174,7 @@ class _Step(msgspec.Struct, gc=False):
     checkpoint_s: values.Seconds
     tokens: values.Count
     loss: float
+    learning_rate: float
     model_flops_per_s_per_chip: float | None = None
     mfu: float | None = None
     peak_hbm_bytes: values.Count | None = None
@@ -201,6 +202,7 @@ class StepTable:
     checkpoint_s: Floats
     tokens: Integers
     loss: Floats
+    learning_rate: Floats
     model_flops_per_s_per_chip: Floats
     mfu: Floats
     peak_hbm_bytes: Floats
@@ -254,34 +256,56 @@ def _joined(parts: list[StepTable]) -> StepTable:
 
 def read_table(run: Path, attempt: values.Attempt) -> tuple[StepTable, list[FileFault]]:
     """Return an attempt's steps and its faulty lines, sought only where the sum of all is off."""
-    path = RunPaths(run).steps(attempt.number)
-    rows, problems = _Rows(), list[FileFault]()
-    written, end = attempt.written, 0
-    if written:
-        summed, trusted = hashlib.sha256(), False
+    return TableReader(run, attempt.number).read(attempt)
+
+
+class TableReader:
+    """Reads the steps of an attempt; of one that goes on, a later call reads only what is new."""
+
+    def __init__(self, run: Path, attempt: int) -> None:
+        self._path = RunPaths(run).steps(attempt)
+        self._written: values.WrittenSteps | None = None
+        self._rows, self._end, self._problems = _Rows(), 0, list[FileFault]()
+
+    def read(self, attempt: values.Attempt) -> tuple[StepTable, list[FileFault]]:
+        if attempt.written != self._written:  # it has ended, and the sum of all is known
+            self._written = attempt.written
+            self._read_written()
+        with suppress(FileNotFoundError):
+            # A process that was still alive somewhere may have written more.
+            for text in files.whole_lines(self._path, self._end):
+                self._end += len(text)
+                self._add(text)
+        return self._rows.table(), list(self._problems)
+
+    def _read_written(self) -> None:
+        """Start again with the lines that the end of the attempt names, if they are unchanged."""
+        written, summed, trusted = self._written, hashlib.sha256(), False
+        self._rows, self._end, self._problems = _Rows(), 0, []
+        if written is None:
+            return
         try:
-            for text in files.whole_lines(path, size=written.bytes):
+            for text in files.whole_lines(self._path, size=written.bytes):
                 summed.update(text)
-                rows.add(_decoded(text))
+                self._rows.add(_decoded(text))
             trusted = summed.hexdigest() == written.sha256
         except (FileNotFoundError, msgspec.DecodeError):
-            trusted = written.lines == 0 and not path.exists()
+            trusted = written.lines == 0 and not self._path.exists()
         if trusted:
-            end = written.bytes
+            self._end = written.bytes
         else:
-            rows, problems = _Rows(), [_fault(path, "is not what its attempt wrote")]
-    with suppress(FileNotFoundError):
-        # A process that was still alive somewhere may have written more.
-        for text in files.whole_lines(path, end):
-            lines = text[:-1].split(b"\n")
-            if all(map(_has_checksum, lines)):
-                with suppress(msgspec.DecodeError):
-                    rows.add(_decoded(text))
-                    continue
-            steps, faults = _decode(path, lines)  # all but the damaged ones
-            problems += faults[: max(0, _MAX_PROBLEMS - len(problems))]
-            rows.add(steps)
-    return rows.table(), problems
+            fault = _fault(self._path, "is not what its attempt wrote")
+            self._rows, self._problems = _Rows(), [fault]
+
+    def _add(self, text: bytes) -> None:
+        lines = text[:-1].split(b"\n")
+        if all(map(_has_checksum, lines)):
+            with suppress(msgspec.DecodeError):
+                self._rows.add(_decoded(text))
+                return
+        steps, faults = _decode(self._path, lines)  # all but the damaged ones
+        self._problems += faults[: max(0, _MAX_PROBLEMS - len(self._problems))]
+        self._rows.add(steps)
 
 
 def _decoded(lines: bytes) -> list[_Line]:
@@ -312,8 +336,10 @@ class _Rows:
 
     def table(self) -> StepTable:
         """Return the added rows as a table. Each column takes the place of its parts."""
-        columns: dict[str, Any] = {name: np.concatenate(self._parts.pop(name)) for name in _COLUMNS}
-        by_row: dict[str, Any] = {name: getattr(self, f"_{name}") for name in _BY_ROW}
+        for parts in self._parts.values():
+            parts[:] = [np.concatenate(parts)] if len(parts) > 1 else parts
+        columns: dict[str, Any] = {name: parts[0] for name, parts in self._parts.items()}
+        by_row: dict[str, Any] = {name: dict(getattr(self, f"_{name}")) for name in _BY_ROW}
         return StepTable(**columns, **by_row)
 
 

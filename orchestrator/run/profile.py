@@ -15,7 +15,7 @@ from orchestrator.errors import (
     TraceUnreadable,
 )
 from orchestrator.evidence.profile import kept_seconds, make_profile, trace_folders, traced_plan
-from orchestrator.evidence.report import report_and_steps
+from orchestrator.evidence.report import RunReader
 from orchestrator.journal import files
 from orchestrator.journal.listing import find_run
 from orchestrator.journal.ownership import request_trace
@@ -78,8 +78,8 @@ def profile(
         ranks, more = _measured(journal, at)
         problems += more
         if ranks:
-            _, table = report_and_steps(journal)
-            return make_profile(journal, journal.run(), ranks, at, table, problems)
+            reading = RunReader(journal).read()
+            return make_profile(journal, reading.run, ranks, at, reading.steps, problems)
     raise _nothing(found, where, problems)
 
 

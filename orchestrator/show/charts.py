@@ -1,18 +1,24 @@
 """The charts of a run's page. Each function is a chart; run.html places it with one line."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import zip_longest
+from typing import NamedTuple
 
 import numpy as np
 
 from orchestrator import formatting as fmt
-from orchestrator.evidence.report import device_times
+from orchestrator.evidence.hosts import HostHeat
+from orchestrator.evidence.report import RunReading, device_times
 from orchestrator.journal.steps import Floats, StepTable
 from orchestrator.show import drawings as draw
 from orchestrator.show.plan_text import resource_name
-from orchestrator.show.report_screen import CAUSES
+from orchestrator.show.report_screen import CAUSES, SLOW_TIMES
 from orchestrator.values.plan import LedgerLine, Plan
 from orchestrator.values.proof import Proof
 from orchestrator.values.report import Goodput, Measurement, Report
+from orchestrator.values.run import Attempt
 
 _SMALL = 0.012  # of the step: smaller resources share a bar
 _MOST_POINTS = 240
@@ -115,11 +121,119 @@ def goodput(spent: Goodput) -> draw.BarChart:
     return draw.BarChart(bars=[bar], show=fmt.elapsed_or_ms, named=3)
 
 
-def speed_over_steps(plan: Plan, report: Report, steps: StepTable) -> draw.Plot:
-    """Return MFU with its prediction, or seconds where MFU is not known."""
+# What the time of an attempt goes into, with a color each; the rest has that of lost time.
+_SPANS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("starting processes", "ici", ("tpu_initialization",)),
+    ("compiling", "matmul", ("program_startup",)),
+    ("first state or restore", "hbm", ("training_prep", "unproductive_checkpoint_restore_time")),
+    ("steps", "goodput", ("goodput",)),
+    ("repeated steps", "measured", ("wasted_progress_from_disruption",)),
+    ("waiting for data", "dcn", ("data_loading_sync",)),
+    ("saving", "expected", ("unproductive_checkpoint_save_time",)),
+    ("evaluating", "host", ("evaluation",)),
+    ("not training", "lost", ("infrastructure_recovery_from_disruption", "other")),
+)
+_SPAN_OF = {cause: (name, kind) for name, kind, causes in _SPANS for cause in causes}
+_MOST_ATTEMPTS = 8
+
+
+def attempt_parts(reading: RunReading) -> list[tuple[Attempt, float, list[draw.BarPart]]]:
+    """Return each attempt, the seconds from the first one until it began, and what it did."""
+    found, run, spans = [], reading.run, reading.spans
+    for attempt, later in zip_longest(run.attempts, run.attempts[1:]):
+        parts = list[draw.BarPart]()
+        for cause, s in spans[attempt.number]:
+            name, kind = _SPAN_OF[cause]
+            if parts and parts[-1].name == name:
+                parts[-1] = replace(parts[-1], value=parts[-1].value + s)
+            elif s > 0:
+                parts.append(draw.BarPart(name, s, kind))
+        if not later:  # since its last step
+            ended_s = run.ended_at_s or run.read_at_s
+            since_s = ended_s - attempt.started_at_s - sum(part.value for part in parts)
+            what = _SPAN_OF["other" if parts else "tpu_initialization"]
+            parts += [draw.BarPart(what[0], since_s, what[1])] if since_s > 0 else []
+        found.append((attempt, attempt.started_at_s - run.attempts[0].started_at_s, parts))
+    return found
+
+
+def timeline(reading: RunReading) -> draw.BarChart:
+    """Return a bar for each of the newest attempts, on one axis of time."""
+    bars, names = list[draw.Bar](), set[str]()
+    attempts = attempt_parts(reading)[-_MOST_ATTEMPTS:]
+    for attempt, start_s, parts in attempts:
+        names |= {part.name for part in parts}
+        how = attempt.reason or reading.run.state
+        name = f"attempt {attempt.number}: {how}"
+        bars.append(draw.Bar(name, "goodput", tuple(parts), start_s - attempts[0][1]))
+    key = [(name, kind) for name, kind, _ in _SPANS if name in names]
+    return draw.BarChart(bars=bars, show=fmt.elapsed_or_ms, named=5, key=key)
+
+
+def over_steps(plan: Plan, report: Report, steps: StepTable) -> list[draw.Plot]:
+    """Return speed, time, loss and learning rate over steps."""
+    speed = speed_over_steps(plan, report, steps)
+    times, loss = time_over_steps(plan, report, steps), loss_over_steps(steps)
+    return [*([speed] if speed else []), times, loss, learning_rate_over_steps(steps)]
+
+
+class HeatStrip(NamedTuple):
+    """Hosts over steps: a name, and pieces of one color each: first place, places, level, text."""
+
+    places: int
+    rows: list[tuple[str, list[tuple[int, int, int, str]]]]
+    key: list[str]
+
+
+def host_strip(heat: HostHeat) -> HeatStrip:
+    """Return a row for each host, in colors of how many times as long as the others it took."""
+    rows = []
+    for row in heat.rows:
+        pieces = list[tuple[int, int, int, str]]()
+        for place, times in enumerate(row.times):
+            level = bisect_right(SLOW_TIMES, times)
+            if pieces and pieces[-1][2] == level:
+                first, places, _, text = pieces[-1]
+                pieces[-1] = first, places + 1, level, text
+            else:
+                said = f"{row.name}, from step {heat.steps[place]:,.0f}: {times:.3g} x"
+                pieces.append((place, 1, level, said))
+        rows.append((row.name, pieces))
+    key = ["like the others", *(f"from {times:g} x" for times in SLOW_TIMES)]
+    return HeatStrip(len(heat.steps), rows, key)
+
+
+def time_over_steps(plan: Plan, report: Report, steps: StepTable) -> draw.Plot:
+    """Return seconds per step, with the forecast and its interval where they can be compared."""
+    warm, step_s = steps.rows(steps.warm), plan.forecast.step_s
+    curves, bands, last = list[draw.Curve](), list[draw.Band](), float(steps.index[-1] + 1)
+    if report.measured and report.ratios:
+        against = ("lower bound", "lower", step_s.lower)
+        if step_s.expected is not None:
+            against = ("expected", "expected", step_s.expected)
+        name, kind, level_s = against
+        if level_s * _FAR >= report.measured.step_s.median:
+            said = f"{name} {fmt.seconds(level_s)}"
+            curves.append(draw.Curve(said, kind, ((0.0, level_s), (last, level_s))))
+        if curves and step_s.low is not None and step_s.high is not None:
+            points = ((0.0, step_s.low, step_s.high), (last, step_s.low, step_s.high))
+            bands.append(draw.Band("expected", points))
+    return _over_steps(steps, warm, warm.step_s, "time per step", _time_tick, curves, bands)
+
+
+def _time_tick(value_s: float) -> str:
+    return fmt.seconds(value_s) if value_s else "0"
+
+
+def learning_rate_over_steps(steps: StepTable) -> draw.Plot:
+    return _over_steps(steps, steps, steps.learning_rate, "learning rate", "{:.3g}".format)
+
+
+def speed_over_steps(plan: Plan, report: Report, steps: StepTable) -> draw.Plot | None:
+    """Return MFU with its prediction; None where MFU is not known, or has none."""
     warm = steps.rows(steps.warm)
     if not (report.measured and report.measured.mfu and report.ratios):
-        return _over_steps(steps, warm, warm.step_s, "seconds a step", fmt.seconds)
+        return None
     known = warm.rows(~np.isnan(warm.mfu))
     # Lines of the expected MFU, with its band, and of the roofline, which is left out where it
     # lies so far above that the others would be flat.
@@ -151,7 +265,7 @@ def _over_steps(
     from_0: bool = True,
 ) -> draw.Plot:  # fmt: skip
     """Return a curve of medians in a band from least to most, with predictions and restarts."""
-    places = _thinned(shown.index.astype(float) + 1.0, values)
+    places = thinned(shown.index.astype(float) + 1.0, values)
     ends = [y for _, low, _, high in places for y in (low, high)]
     ends += [y for curve in predicted for _, y in curve.points]
     ends += [high for band in expected for *_, high in band.points]
@@ -171,9 +285,11 @@ def _over_steps(
     return draw.Plot(x_axis, y_axis, "steps", name, fmt.count, show, curves, bands, keyed=keyed)
 
 
-def _thinned(x: Floats, y: Floats) -> list[tuple[float, float, float, float]]:
+def thinned(
+    x: Floats, y: Floats, most: int = _MOST_POINTS
+) -> list[tuple[float, float, float, float]]:
     """Return few places, each with the least, the median and the most of the points there."""
-    size = -(-len(x) // _MOST_POINTS) or 1
+    size = -(-len(x) // most) or 1
     places = []
     for at in range(0, len(x), size):
         group = y[at : at + size]

@@ -89,11 +89,12 @@ class BarPart:
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar of segments; `kind` is its color."""
+    """A bar of segments that begins at `start`; `kind` is its color."""
 
     name: str
     kind: str
     segments: tuple[BarPart, ...]
+    start: float = 0.0
 
     @property
     def value(self) -> float:
@@ -113,16 +114,20 @@ class Mark:
 
 @dataclass(frozen=True)
 class BarChart:
-    """Horizontal bars on one scale, with marks; the largest `named` parts are named below a bar."""
+    """Horizontal bars on one scale, with marks; the largest `named` parts are named below a bar.
+
+    `key` names the colors of parts.
+    """
 
     bars: Sequence[Bar]
     show: _Show
     marks: Sequence[Mark] = ()
     named: int = 4
+    key: Sequence[tuple[str, str]] = ()
 
     @property
     def axis(self) -> Axis:
-        ends = [*(bar.value for bar in self.bars), *(mark.value for mark in self.marks)]
+        ends = [*(bar.start + bar.value for bar in self.bars), *(mark.value for mark in self.marks)]
         most = _FAR_BAND * max(ends, default=0.0)
         return from_zero([*ends, *(min(mark.high or 0.0, most) for mark in self.marks)])
 
@@ -134,23 +139,27 @@ class BarChart:
 
     def placed(self, bar: Bar) -> Iterator[tuple[str, str, str, str]]:
         """Yield label, left, width and classes of each segment; shades part those of one color."""
-        start, used = 0.0, Counter[str]()
+        start, used = bar.start, Counter[str]()
         for segment in bar.segments:
             kind, end = segment.kind or bar.kind, start + segment.value
             label = f"{segment.name}: {self.show(segment.value)}"
-            classes = f"{kind} shade-{used[kind] % _SHADES}"
-            yield label, self.at(start), self.width(start, end), classes
+            # Parts of a named color keep it; others of one color differ in shade.
+            shade = "" if self.key else f" shade-{used[kind] % _SHADES}"
+            yield label, self.at(start), self.width(start, end), kind + shade
             used[kind] += 1
             start = end
 
     def names(self, bar: Bar) -> str:
         """Return the largest segments by name, and the sum of the others."""
-        if len(bar.segments) < 2:
+        sums = dict[str, float]()
+        for part in bar.segments:
+            sums[part.name] = sums.get(part.name, 0.0) + part.value
+        if len(sums) < 2:
             return ""
-        ordered = sorted(bar.segments, key=lambda segment: -segment.value)
-        texts = [f"{part.name} {self.show(part.value)}" for part in ordered[: self.named]]
+        ordered = sorted(sums.items(), key=lambda pair: -pair[1])
+        texts = [f"{name} {self.show(value)}" for name, value in ordered[: self.named]]
         if others := ordered[self.named :]:
-            texts.append(f"{len(others)} more {self.show(sum(part.value for part in others))}")
+            texts.append(f"{len(others)} more {self.show(sum(value for _, value in others))}")
         return ", ".join(texts)
 
 
@@ -220,6 +229,16 @@ class Plot:
             return curve.labels[number]
         point = curve.points[number]
         return f"{curve.name}: {self.show_x(point[0])}, {self.show_y(point[1])}"
+
+    @property
+    def spoken(self) -> str:
+        """Return what the picture shows in a sentence: the ends of each curve that has points."""
+        ends = [
+            f"{curve.name} {self.show_y(curve.points[-1][1])}"
+            for curve in self.curves
+            if curve.name and curve.joined and curve.points
+        ]
+        return f"{self.y_name} over {self.x_name}; at the end: {', '.join(ends)}"
 
     def placed_flags(self) -> Iterator[tuple[Flag, int, str]]:
         """Yield each flag, its row in pixels, and the side of its name near an edge of the plot."""

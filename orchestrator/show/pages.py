@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 from orchestrator import formatting as fmt
 from orchestrator.errors import JournalUnreadable, OrchError
-from orchestrator.evidence.report import report_and_steps
+from orchestrator.evidence.report import RunReader, RunReading
 from orchestrator.evidence.studies import read_trial_runs, report_of_study
 from orchestrator.journal import boundary, files
 from orchestrator.journal.listing import StudyJournal, find_run_or_study
 from orchestrator.journal.run_journal import Journal
-from orchestrator.journal.steps import StepTable
 from orchestrator.planning.offers import Offers
 from orchestrator.proving.verdict import ProofResult
 from orchestrator.run.profile import measure_traces
@@ -35,7 +34,6 @@ from orchestrator.values.codec import Value
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
 from orchestrator.values.report import Report
-from orchestrator.values.run import Run
 
 _PAGE = "report.html"
 
@@ -67,7 +65,7 @@ def write_report(run: str, storage: str | Path = RUNS, *, out: str | Path | None
         for start in record.trial_starts()[-1:]:
             record_files(record.trial_journal(start))
         return page
-    proof, problem = _proof(record)
+    proof, problem = proof_of(record)
     text, report = page_of(record, proof)
     problems = report.problems + ((problem,) if problem else ())
     page = Page(path=_write(path, text), report=report, problems=problems)
@@ -129,28 +127,28 @@ def write_forecast(
 
 def keep_report(journal: Journal) -> None:
     """Write the page of a run that has ended into its directory; its recorder sends it on."""
-    text, _ = page_of(journal, _proof(journal)[0])
+    text, _ = page_of(journal, proof_of(journal)[0])
     _write(journal.path / _PAGE, text)
 
 
 def page_of(journal: Journal, proof: Proof | None) -> tuple[str, Report]:
     """Return the page of a run, as its journal stands, and the report that it shows."""
     measure_traces(journal)
-    run, (report, steps) = journal.run(), report_and_steps(journal)
+    reading = RunReader(journal).read()
+    run = reading.run
     plan, full = journal.current_plan(run), journal.full_plan(run) if run.rehearses else None
     link = run_link(run.tracking) if run.tracking else None
-    text = _run_page(run, report, steps, plan, rehearsed=full, proof=proof, mlflow=link)
-    return text, report
+    return _run_page(reading, plan, rehearsed=full, proof=proof, mlflow=link), reading.report
 
 
 def _run_page(
-    run: Run, report: Report, steps: StepTable, plan: Plan, *, rehearsed: Plan | None = None,
-    proof: Proof | None = None, mlflow: str | None = None,
+    reading: RunReading, plan: Plan, *, rehearsed: Plan | None = None, proof: Proof | None = None,
+    mlflow: str | None = None,
 ) -> str:  # fmt: skip
     """Return the page as HTML. `plan` ran; it may be a small copy of `rehearsed`, the plan for
     chips, to which `proof` belongs. `mlflow` is the run's address in the MLflow UI.
     """
-    full, comparable_s = rehearsed or plan, None
+    report, full, comparable_s = reading.report, rehearsed or plan, None
     if report.measured and report.ratios and not report.rehearsal:
         comparable_s = report.measured.step_s.median
     return draw.filled(
@@ -158,12 +156,13 @@ def _run_page(
         title=report.run,
         verdict=report_screen.run_verdict(report),
         headline=plan_text.headline(full),
-        run=run,
+        reading=reading,
+        run=reading.run,
         report=report,
         plan=plan,
         full=full,
         proof=proof,
-        steps=steps,
+        steps=reading.steps,
         mlflow=mlflow,
         roofline=charts.roofline(full, comparable_s),
         charts=charts,
@@ -174,7 +173,7 @@ def _run_page(
     )
 
 
-def _proof(journal: Journal) -> tuple[Proof | None, str | None]:
+def proof_of(journal: Journal) -> tuple[Proof | None, str | None]:
     try:
         return journal.proof(journal.full_plan(journal.run()).digest), None
     except JournalUnreadable as error:

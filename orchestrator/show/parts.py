@@ -33,8 +33,13 @@ _COMMANDS = (NEXT, "--set ")  # lines that stay whole, so that a person can copy
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
 _BLOCKS = "▏▎▍▌▋▊▉█"  # one to eight eighths of a column
-_IN_ASCII = str.maketrans(dict.fromkeys("▏▎▍", "-") | dict.fromkeys("▌▋▊▉█", "#"))
-_BARS = re.compile(f"[{_BLOCKS}]+")
+_HEIGHTS = "▁▂▃▄▅▆▇█"  # one to eight eighths of a line
+_IN_ASCII = str.maketrans(
+    dict.fromkeys("▏▎▍", "-")
+    | dict.fromkeys("▌▋▊▉█", "#")
+    | dict(zip("▁▂▃▄▅▆▇", "_.-=+*%", strict=True))
+)
+_BARS = re.compile(f"[{_BLOCKS}{_HEIGHTS}]+")
 _LEAST_COLUMNS, _MOST_COLUMNS = 4, 40  # a shorter bar shows nothing, a longer one no more
 _GAP = 2
 
@@ -176,6 +181,14 @@ def _bar(columns: float) -> str:
     """Return a bar of this many columns, to an eighth; any length above 0 can be seen."""
     eighths = max(round(columns * 8), 1) if columns > 0 else 0
     return _BLOCKS[-1] * (eighths // 8) + (_BLOCKS[eighths % 8 - 1] if eighths % 8 else "")
+
+
+def curve(values: Sequence[float], low: float | None = None, high: float | None = None) -> str:
+    """Return a line with a character for each value, between the ends or, without, the extremes."""
+    least = min(values, default=0.0) if low is None else low
+    most = max(values, default=0.0) if high is None else high
+    shares = [(min(value, most) - least) / ((most - least) or 1.0) for value in values]
+    return "".join(_HEIGHTS[round(max(share, 0.0) * 7)] for share in shares)
 
 
 class Screen(str):

@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from orchestrator import formatting as fmt
+from orchestrator.evidence.hosts import HostHeat
 from orchestrator.journal.run_state import first_line
 from orchestrator.show import parts as ui
 from orchestrator.show.plan_text import resource_name
+from orchestrator.values.goodput import Outlook
 from orchestrator.values.report import Badput, Gap, Goodput, NotCompared, Ratio, Report, Spread
 from orchestrator.values.slowdowns import worst_slowdowns
 from orchestrator.values.study import key_names, settings_text
@@ -21,6 +23,8 @@ _PODS = "resources.pods"
 _MEMORY = ("forecast", "compiled", "measured", "hbm")
 _SMALL = 0.01  # of the largest part of a gap: smaller parts are left out
 _SLOWDOWNS = 20  # are listed
+# From how many times as long as the others a host has the next color.
+SLOW_TIMES = (1.03, 1.1, 1.25, 1.5)
 _SAME = 0.01  # rates this close are equal
 _PARTS = {
     "devices": "on the devices",
@@ -145,6 +149,14 @@ def slowdown_texts(report: Report) -> list[str]:
     return [*texts, *(f"Hosts: {check.text}." for check in report.host_checks[-1:])]
 
 
+def hosts_text(heat: HostHeat) -> str:
+    slowest = heat.slowest
+    others = f"{fmt.counted(heat.hosts, 'process', 'es')}, compared by what each measures of itself"
+    if (times := slowest.times[-1]) < SLOW_TIMES[0]:
+        return f"{others}: none is slower than the rest at the last steps."
+    return f"{others}: at the last steps {slowest.name} takes {fmt.to_digits(times, 3)} x as long."
+
+
 def main_figures(report: Report) -> Iterator[tuple[str, str, str]]:
     """Yield the main numbers: name, value, and a note."""
     if measured := report.measured:
@@ -152,6 +164,8 @@ def main_figures(report: Report) -> Iterator[tuple[str, str, str]]:
         yield "step", fmt.seconds(measured.step_s.median), f"{spread(measured.step_s)}, {steps}"
         if mfu := measured.mfu:
             interval = fmt.span(fmt.percent(mfu.low), fmt.percent(mfu.high))
+            if report.ratios:
+                interval += f", at most {fmt.percent(report.forecast.mfu.lower)}"
             yield "MFU", fmt.percent(mfu.median), interval
         chip = "emulated chip" if report.rehearsal else "chip"
         total = f"{fmt.scaled(measured.tokens_per_s)} in total"
@@ -163,11 +177,8 @@ def main_figures(report: Report) -> Iterator[tuple[str, str, str]]:
     if report.goodput:
         total = f"of {fmt.elapsed(report.goodput.total_s)}"
         yield "goodput", fmt.percent(report.goodput.goodput), total
-    if outlook := report.outlook:
-        value, low, high = (fmt.lasting(getattr(outlook.days_left, at)) for at in _ENDS)
-        yield "left", value, f"80 % interval {fmt.span(low, high)}"
-        if outlook.odds is not None:
-            yield "deadline", fmt.percent(outlook.odds), "likely to hold"
+    if report.outlook:
+        yield from _figures_left(report.outlook)
     if report.first_loss is not None and report.last_loss is not None:
         yield "loss", f"{report.last_loss:.3f}", f"from {report.first_loss:.3f}"
     if evaluation := report.evaluation:
@@ -175,6 +186,17 @@ def main_figures(report: Report) -> Iterator[tuple[str, str, str]]:
         yield "held-out loss", f"{evaluation.last.loss:.3f}", f"best {best}"
         perplexity = fmt.to_digits(evaluation.last.perplexity, 4)
         yield "perplexity", perplexity, f"of {fmt.scaled(evaluation.last.tokens)} held-out tokens"
+
+
+def _figures_left(outlook: Outlook) -> Iterator[tuple[str, str, str]]:
+    value, low, high = (fmt.lasting(getattr(outlook.days_left, at)) for at in _ENDS)
+    yield "left", value, f"80 % interval {fmt.span(low, high)}"
+    if dollars := outlook.dollars_left:
+        so_far = f"so far {fmt.dollars(outlook.dollars_so_far or 0.0)}"
+        interval = fmt.span(fmt.dollars(dollars.low), fmt.dollars(dollars.high))
+        yield "still to pay", fmt.dollars(dollars.value), f"{interval}, {so_far}"
+    if outlook.odds is not None:
+        yield "deadline", fmt.percent(outlook.odds), "likely to hold"
 
 
 def goodput_rows(goodput: Goodput) -> list[ui.Row]:

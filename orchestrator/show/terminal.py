@@ -3,14 +3,19 @@
 import errno
 import os
 import re
+import select
 import shutil
 import sys
+import termios
+import time
+import tty
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from orchestrator.run.progress import handled_by
 from orchestrator.show import parts as ui
 from orchestrator.values import codec
 
@@ -20,6 +25,7 @@ if TYPE_CHECKING:
 _UNWRITABLE = (errno.ENOSPC, errno.EBADF, errno.EIO)
 _NOT_ASCII_CONTROL = re.compile(r"[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # JSON escapes the others
 ERROR = "error:"  # how refusals begin
+_KEY_S = 0.2  # that a key is waited for
 _WIDEST = 120  # columns of a screen on a wide terminal
 
 
@@ -125,6 +131,60 @@ def report_output(error: OSError) -> int:
 
 def report_unwritable(why: str | None) -> None:
     say_error(f"{ERROR} standard output: nothing more can be written there: {why}")
+
+
+def keep_showing(make: Callable[[], ui.Screen], every_s: float) -> None:
+    """Show a screen on the whole terminal and make it anew, until q or Ctrl-C; once on a pipe."""
+    if not is_live(sys.stdout):
+        say(make())
+        return
+    from rich.console import Console  # noqa: PLC0415  as below
+    from rich.live import Live  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    console, ends_s, made, drawn = Console(file=sys.stdout), 0.0, ui.screen(), (0, 0)
+    with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
+        while pressed() not in ("q", "Q", "\x03"):
+            if is_due := time.monotonic() >= ends_s:
+                made, ends_s = make(), time.monotonic() + every_s
+            size = console.size
+            if is_due or size != drawn:
+                drawn = size
+                width = min(size.width, _WIDEST)
+                lines = made.on_terminal(width, styled=_is_styled(sys.stdout)).splitlines()
+                if len(lines) >= size.height:
+                    hidden = len(lines) - size.height + 2
+                    lines = [*lines[: size.height - 2], f"{hidden} more lines: a taller window"]
+                text = ui.in_encoding("\n".join([*lines, "q ends it"]), console.encoding)
+                live.update(Text.from_ansi(text), refresh=True)
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[], str]]:
+    """Yield a function that waits a moment for a key; an interrupt is the key of Ctrl-C."""
+    interrupts = list[int]()
+    with handled_by(lambda number, _: interrupts.append(number)):
+        if not sys.stdin.isatty():
+
+            def waited() -> str:
+                time.sleep(_KEY_S)
+                return "\x03" if interrupts else ""
+
+            yield waited
+            return
+        before = termios.tcgetattr(sys.stdin)
+        tty.setcbreak(sys.stdin)
+
+        def pressed() -> str:
+            ready, _, _ = select.select([sys.stdin], [], [], _KEY_S)
+            if interrupts:
+                return "\x03"
+            return os.read(sys.stdin.fileno(), 1).decode(errors="replace") if ready else ""
+
+        try:
+            yield pressed
+        finally:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 # The bottom line of a terminal: a bar, what happens now, and for how long.
