@@ -70,7 +70,7 @@ replica_groups={{{{0,1,2,3}}}}, dimensions={{0}}, {TRAINER.format("weight_gather
   ROOT %copy.1 = f32[8,8]{{0,1}} copy(%tanh.1)
 }}
 """
-PACKED = gzip.compress(HLO.encode())
+PACKED = gzip.compress(HLO.encode(), mtime=0)
 Event = tuple[str, float, float, dict[str, Any]]  # name, start and length in µs, stats
 
 
@@ -221,11 +221,11 @@ def test_a_trace_of_real_chips() -> None:
         (b"not a trace at all", PACKED, "is not a whole trace"),
         (b"", PACKED, "no operation of a device, only nothing"),
         (packed({"/host:CPU": {"python": [("step", 0, 1, {})]}}), PACKED, "only /host:CPU"),
-        (tpu_trace(), gzip.compress(HLO.replace("jit_step", "jit_x").encode()), "not of jit_x"),
+        (tpu_trace(), gzip.compress(HLO.replace("jit_step", "jit_x").encode(), mtime=0), "not of jit_x"),
         (tpu_trace(), PACKED[:50], "the program next to t.pb is damaged"),
         (
             tpu_trace(),
-            gzip.compress(HLO.replace("dot.1", "dot.2").replace("done", "end").encode()),
+            gzip.compress(HLO.replace("dot.1", "dot.2").replace("done", "end").encode(), mtime=0),
             "is of another program: 62% of its seconds",
         ),
         (tpu_trace(period=40), PACKED, "its clock jumps: steps on /device:TPU:0 overlap"),
@@ -234,6 +234,7 @@ def test_a_trace_of_real_chips() -> None:
             "its clock runs backwards",
         ),
     ],
+    ids=range(9),  # not their bytes
 )  # fmt: skip
 def test_a_bad_trace_says_what_is_wrong(content: bytes, program: bytes, says: str) -> None:
     with pytest.raises(TraceUnreadable, match=says):
