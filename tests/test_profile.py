@@ -221,7 +221,11 @@ def test_a_trace_of_real_chips() -> None:
         (b"not a trace at all", PACKED, "is not a whole trace"),
         (b"", PACKED, "no operation of a device, only nothing"),
         (packed({"/host:CPU": {"python": [("step", 0, 1, {})]}}), PACKED, "only /host:CPU"),
-        (tpu_trace(), gzip.compress(HLO.replace("jit_step", "jit_x").encode(), mtime=0), "not of jit_x"),
+        (
+            tpu_trace(),
+            gzip.compress(HLO.replace("jit_step", "jit_x").encode(), mtime=0),
+            "not of jit_x",
+        ),
         (tpu_trace(), PACKED[:50], "the program next to t.pb is damaged"),
         (
             tpu_trace(),

@@ -268,7 +268,7 @@ ENTRY %main (rows: bf16[1024,256], weights: bf16[8,256,512]) -> bf16[1024,512] {
   %rows = bf16[1024,256] parameter(0)
   %weights = bf16[8,256,512] parameter(1)
   %visits = s32[15] constant({0,0,0,0,0,0,0,0,0,0,0,0,0,0,0})
-  ROOT %NAME.1 = bf16[1024,512] custom-call(%visits, %rows, %weights), custom_call_target="tpu_custom_call", metadata={op_name="jit(step)/SCOPE/pallas_call"}
+  ROOT %gmm.1 = bf16[1024,512] custom-call(%visits, %rows, %weights), MADE
 }
 """
 
@@ -277,7 +277,9 @@ ENTRY %main (rows: bf16[1024,256], weights: bf16[8,256,512]) -> bf16[1024,512] {
 def test_grouped_matmuls_are_products_of_whole_tiles(scope: str) -> None:
     """Eight tiles of 128 rows, and seven that two experts share: at the rate of products."""
     compute = replace(RATES.compute, product_share=0.8)
-    text = GROUPED.replace("SCOPE", scope).replace("NAME", "gmm")
+    made = f'metadata={{op_name="jit(step)/{scope}/pallas_call"}}'
+    made = f'custom_call_target="tpu_custom_call", {made}'
+    text = GROUPED.replace("MADE", made)
     found = schedule_of(program_of(text), compute=compute)
     flops = 2 * (8 + 7) * 128 * 256 * 512
     assert found.kernels_s == pytest.approx(flops / (0.8 * compute.peak_flops_per_s))
