@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from orchestrator.run.exports import import_maxtext as import_maxtext
     from orchestrator.run.exports import pack as pack
     from orchestrator.run.exports import schema as schema
+    from orchestrator.run.own_runs import own_run_row as own_run_row
+    from orchestrator.run.own_runs import score_own as score_own
     from orchestrator.run.profile import profile as profile
     from orchestrator.run.proofs import compare as compare
     from orchestrator.run.proofs import explain as explain
@@ -83,6 +85,7 @@ _MODULES = {
     "run.calibrate": "calibrate",
     "run.doctor": "doctor doctor_run",
     "run.exports": "export export_maxtext export_weights import_maxtext pack schema",
+    "run.own_runs": "own_run_row score_own",
     "run.profile": "profile",
     "run.proofs": "compare explain prove prove_diff prove_less_recompute prove_search"
     " prove_stages report score write_choice",

@@ -291,7 +291,7 @@ def test_the_command_measures_and_shows(
     FakeProcesses(monkeypatch, platform="gpu")
     done = CliRunner().invoke(calibrate_command, options)
     assert done.exit_code == 0
-    [path] = calibrate._profile_folder().glob("*.json")
+    [path] = calibrate._folder_of("profiles").glob("*.json")
     if options:
         assert codec.digest(codec.from_json(done.stdout, ChipProfile)) == path.stem
     else:

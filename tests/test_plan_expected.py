@@ -21,13 +21,13 @@ from orchestrator.planning.expected import (
     AXES,
     _exposed_gathers_s,
     _own_step_parts,
-    _step_parts,
     axis_values,
     expected_lines,
     expected_s,
     extrapolations,
     interval,
     skew_share,
+    step_parts,
     unseen,
 )
 from orchestrator.planning.feasibility import sizes_by_name
@@ -127,11 +127,11 @@ def test_slower_machines_and_more_slices_take_longer() -> None:
     layout = layout_of_choice(request, CANDIDATES["v5p", 4].choice(0))
     todo = step_work(layout, time_lines(layout))
     slower = replace(known, matmul=catalog.LearnedConstant(value=known.matmul.value / 2))
-    assert _step_parts(todo, slower)["matmul"] == pytest.approx(
-        2 * _step_parts(todo, known)["matmul"]
+    assert step_parts(todo, slower)["matmul"] == pytest.approx(
+        2 * step_parts(todo, known)["matmul"]
     )
     alone = step_work(on_pods(layout, 1), time_lines(layout))
-    assert (alone.reductions, alone.hops, _step_parts(alone, known)["slice_wait"]) == (
+    assert (alone.reductions, alone.hops, step_parts(alone, known)["slice_wait"]) == (
         0,
         0,
         0,
@@ -261,7 +261,7 @@ def test_accumulated_gradients_are_reduced_in_series(axis: str) -> None:
     time, known = step_time(layout, lines), catalog.efficiency("v5e")
     assert known is not None
     assert float(time.lower_s) >= compute_s + reduction_s
-    series = _step_parts(step_work(layout, lines), known)["serial_collectives"]
+    series = step_parts(step_work(layout, lines), known)["serial_collectives"]
     assert float(series) >= reduction_s
     assert float(expected_s(layout, lines, time, known)) > float(time.lower_s)
 

@@ -44,7 +44,9 @@ _OFFER_OPTIONS = ("by", "budget", "chips", "prices", "html")
     "--alternatives", type=click.IntRange(0, 50), default=0, metavar="N",
     help="Also show N runners-up and what each one loses.",
 )  # fmt: skip
-@click.option("--profile", metavar="DIGEST", help="Forecast with rates that were measured.")
+@click.option(
+    "--profile", metavar="DIGEST", help="Forecast with rates of orch calibrate, or of own runs."
+)
 @click.option("--by", metavar="WHEN", help="Offers that end within 30d or 6w, or by a date.")
 @click.option("--budget", metavar="DOLLARS", help="Offers that cost at most 2M, or 500k.")
 @click.option("--chips", metavar="NAMES", help="Offers of these chips: v5e,v6e,v5p,tpu7x.")

@@ -11,11 +11,12 @@ from orchestrator.errors import OrchError, Usage, refuse_options
 from orchestrator.run.progress import interruptible, spec_command, stage_option
 from orchestrator.run.proofs import ProofFailed
 from orchestrator.show.explain_screen import explain_screen
+from orchestrator.show.own_runs_screen import own_score_screen
 from orchestrator.show.plan_diff_screen import proof_diff_screen
 from orchestrator.show.progress import Display
 from orchestrator.show.proof_screen import proof_screens, search_screen
 from orchestrator.show.report_screen import score_screen
-from orchestrator.show.terminal import CommandResult, show, show_result
+from orchestrator.show.terminal import CommandResult, echo, show, show_result
 from orchestrator.values.proof import Proof
 
 _ONE_PROOF, _SEARCH = "the proof of one spec", "a search of programs"
@@ -178,11 +179,14 @@ def _exit_code(*proofs: Proof) -> int:
     "--kind", type=click.Choice(["training", "serving"]),
     help="Which of the project's runs, without RUNS.csv.  [default: training]",
 )  # fmt: skip
+@click.option("--own", is_flag=True, help="Learn from your own runs on chips, in --storage.")
+@click.option("--row", metavar="RUN", help="Print your own run as a row that can be published.")
+@shared.STORAGE
 @shared.JSON
 @interruptible("scoring")
 def score_command(
     runs: Path | None, without: Literal["document", "group", "software"] | None,
-    kind: str | None, as_json: bool,
+    kind: str | None, own: bool, row: str | None, storage: Path, as_json: bool,
 ) -> None:  # fmt: skip
     """Compare forecasts with published runs. Each run is planned as it ran.
 
@@ -190,8 +194,20 @@ def score_command(
     planned or converted is listed with its reason and counts in no figure. A file with the columns
     of serving_runs.csv is about serving.
 
+    --own keeps what your runs teach of each kind of chip, apart from the published constants:
+    `orch plan --profile DIGEST` uses it. A rehearsal teaches nothing of chips.
+
     Example: orch score my-runs.csv --without document
     """
+    if own or row:
+        refuse_options({"RUNS.csv": runs, "--without": without, "--kind": kind}, "published runs")
+    if row:
+        echo(orch.own_run_row(row, storage), nl=False)
+        return
+    if own:
+        learned = orch.score_own(storage)
+        show(learned, lambda: own_score_screen(learned), as_json=as_json)
+        return
     if kind == "serving" or (kind is None and runs and orch.is_serving(runs)):
         # Few scores are of serving.
         from orchestrator.show.serving_screen import serving_score_screen  # noqa: PLC0415

@@ -55,9 +55,9 @@ def schema_command(output: str | None, of_study: bool, key: str | None) -> None:
     """Print the JSON Schema of a spec. Editors complete and check specs with it.
 
     OUTPUT is what a command prints with --json; all its keys are always there: error, plan,
-    plan-diff, scaling, sweep, offers, explanation, proof, proof-diff, score, run, status, study,
-    log-line, report, step-profile, scaling-report, sweep-report, sync, weights, health, run-health
-    or profile.
+    plan-diff, scaling, sweep, offers, explanation, proof, proof-diff, score, own-score, run,
+    status, study, log-line, report, step-profile, scaling-report, sweep-report, sync, weights,
+    health, run-health or profile.
 
     \b
     Example:

@@ -36,7 +36,7 @@ _NAMES: dict[LineKind, str] = {
 _APART_S = 0.11
 
 
-def _step_parts(work: steps.StepWork, efficiency: Efficiency) -> dict[LineKind, Number]:
+def step_parts(work: steps.StepWork, efficiency: Efficiency) -> dict[LineKind, Number]:
     own = _own_step_parts(work, efficiency)
     own_s = sum(own.values())
     # What slices wait for each other before they reduce gradients.
@@ -92,7 +92,7 @@ def expected_s(
     work: steps.StepWork | None = None,
 ) -> Number:
     """Seconds of a step: all parts, or the lower bound where a single resource takes longer."""
-    parts = _step_parts(work or steps.step_work(layout, lines), efficiency)
+    parts = step_parts(work or steps.step_work(layout, lines), efficiency)
     return np.maximum(sum(parts.values()), time.lower_s)
 
 
@@ -101,7 +101,7 @@ def expected_lines(
 ) -> tuple[LedgerLine, ...]:
     """The same as a ledger, for one layout: its lines add up to `expected`."""
     work = steps.step_work(layout, lines)
-    parts = _step_parts(work, efficiency)
+    parts = step_parts(work, efficiency)
     own_s = sum(_own_step_parts(work, efficiency).values())
     # How each part is computed, with its numbers.
     formulas: dict[LineKind, tuple[str, dict[str, Number]]] = {
@@ -298,7 +298,7 @@ def unseen(work: steps.StepWork, values: Mapping[str, float], efficiency: Effici
 
 
 def _seconds_of(work: steps.StepWork, efficiency: Efficiency) -> dict[LineKind, float]:
-    return {kind: float(s) for kind, s in _step_parts(work, efficiency).items()}
+    return {kind: float(s) for kind, s in step_parts(work, efficiency).items()}
 
 
 def _seen_share(work: steps.StepWork, efficiency: Efficiency) -> float:

@@ -69,6 +69,10 @@ _TEXTS: dict[str, str] = {
         "what real runs on {chip} reach is unknown here: all figures are at best, and real runs"
         " take longer"
     ),
+    "own_runs": (
+        "what is expected is learned from {runs} of your own runs on {chip} with trainer {trainer}"
+        " ({digest}), which began with the published constants"
+    ),
     "failures_unknown": (
         "how often {chip} fails is unknown here: days and dollars are those of a run in which"
         " nothing fails; resources.failures has room for rates"

@@ -37,7 +37,7 @@ def host_limit_bytes(chip: Chip) -> float:
 
 
 @dataclass(frozen=True)
-class _Transfers:
+class Transfers:
     """Seconds of a step's transfers one way, and of each pass's matmuls and attention at peak."""
 
     one_way_s: Number
@@ -60,14 +60,14 @@ class _Transfers:
         return 2 * self.one_way_s - self.hidden_s(matmul, attention, between_s)
 
 
-def transfers(layout: Training) -> _Transfers:
+def transfers(layout: Training) -> Transfers:
     """Return a step's transfers to the host and back, with the passes that hide them."""
     both_ways_s = sum(line.value for line in host_lines(layout))
     blocks, peak = flops.blocks_forward_flops(layout), device_peak(layout)
     backward = flops.BACKWARD_OVER_FORWARD * blocks + flops.blocks_recompute_flops(layout)
     attention = flops.attention_backward_flops(layout) + flops.attention_recompute_flops(layout)
     of_attention = activation_peak(layout)
-    return _Transfers(
+    return Transfers(
         one_way_s=both_ways_s / 2,
         forward_s=(blocks / peak, flops.attention_forward_flops(layout) / of_attention),
         backward_s=(backward / peak, attention / of_attention),
@@ -111,7 +111,7 @@ class StepWork(Value):
     hbm_s: Number
     passes_s: Number
     row_moves: Number
-    host: _Transfers
+    host: Transfers
     gathers_s: Number
     dcn_s: Number
     tensor_s: Number

@@ -7,7 +7,7 @@ from orchestrator import catalog
 from orchestrator.catalog.published import schedule_score
 from orchestrator.planning.calibrated import layout_of
 from orchestrator.planning.forecast import Terms, write_forecast
-from orchestrator.values.plan import Estimate, Forecast, LedgerLine, Plan, Witness
+from orchestrator.values.plan import Estimate, LedgerLine, Plan, Witness
 from orchestrator.values.proof import Schedule
 
 # The interval of a schedule of a kind that no measured step has judged is so many times as wide.
@@ -45,7 +45,8 @@ def with_schedule(plan: Plan, schedule: Schedule | None) -> Plan:
         Witness(name="the compiler", weight=weight, expected_s=schedule.total_s,
                 low_s=schedule.total_s / exp(own_width), high_s=schedule.total_s * exp(own_width)),
     )  # fmt: skip
-    return replace(plan, forecast=replace(_forecast(plan, step_s, lines), witnesses=witnesses))
+    made = with_expected(plan, step_s, lines)
+    return replace(made, forecast=replace(made.forecast, witnesses=witnesses))
 
 
 def _lines(
@@ -81,7 +82,8 @@ def _line(name: str, formula: str, value: float, inputs: dict[str, float]) -> Le
     )  # fmt: skip
 
 
-def _forecast(plan: Plan, step_s: Estimate, lines: tuple[LedgerLine, ...]) -> Forecast:
+def with_expected(plan: Plan, step_s: Estimate, lines: tuple[LedgerLine, ...]) -> Plan:
+    """Return the plan with another estimate of its step, whose expected time are these lines."""
     was = plan.forecast
     made = write_forecast(
         layout_of(plan, catalog.chip_of(plan)),
@@ -95,4 +97,4 @@ def _forecast(plan: Plan, step_s: Estimate, lines: tuple[LedgerLine, ...]) -> Fo
         expected_time=lines,
         extrapolated=was.extrapolations,
     )
-    return replace(made, fits=was.fits)
+    return replace(plan, forecast=replace(made, fits=was.fits))

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import platformdirs
@@ -24,6 +25,7 @@ from orchestrator.planning import calibrated
 from orchestrator.planning.calibrated import ChipProfile, Machine, Measurements, Timing
 from orchestrator.run.progress import Progress, Stage, silent, task
 from orchestrator.values import codec
+from orchestrator.values.codec import Value
 from orchestrator.values.plan import Plan
 
 _COMMAND: tuple[str, ...] = (*processes.MODULE, "trainers.microbenchmarks")
@@ -34,6 +36,8 @@ _SCHEMA = 6
 _PACKAGES = ("jax", "jaxlib")
 PROFILE_DOCUMENT = "chip_profile.json"
 _TASK = "measuring this machine"
+_KIND = "profiles"
+_Kept = TypeVar("_Kept")
 
 
 class _StoredProfile(msgspec.Struct, frozen=True):
@@ -121,8 +125,9 @@ def _this_machine(platform: str = "cpu", device_kind: str = "cpu") -> Machine:
     )
 
 
-def _profile_folder() -> Path:
-    return platformdirs.user_cache_path("orch") / "profiles"
+def this_processor() -> str:
+    machine = _this_machine()
+    return f"{machine.cores} cores of {machine.processor}"
 
 
 def _store_timings(machine: Machine, timings: tuple[Timing, ...]) -> _StoredProfile:
@@ -132,16 +137,35 @@ def _store_timings(machine: Machine, timings: tuple[Timing, ...]) -> _StoredProf
 
 
 def _store_profile(profile: ChipProfile) -> _StoredProfile:
-    """Write the whole file or none. A file that exists already is the same."""
-    path = _profile_folder() / f"{codec.digest(profile)}.json"
+    return _StoredProfile(profile, keep(_KIND, profile))
+
+
+def keep(kind: str, value: Value) -> Path:
+    """Keep a value under its digest: write the whole file or none. One that exists is the same."""
+    path = _folder_of(kind) / f"{codec.digest(value)}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:
-            part.write(codec.to_pretty_json(profile).encode())
+            part.write(codec.to_pretty_json(value).encode())
         Path(part.name).replace(path)
     except OSError as error:
         raise MeasurementFailed(f"{path}: cannot be written: {error.strerror}") from error
-    return _StoredProfile(profile, path)
+    return path
+
+
+def kept(kind: str, what: type[_Kept]) -> list[tuple[str, _Kept]]:
+    """Return what is kept by its digests, the newest first. An unreadable file counts as absent."""
+    found = []
+    for path in _folder_of(kind).glob("*.json"):
+        with suppress(OSError, msgspec.DecodeError):
+            value = codec.from_json(path.read_bytes(), what)
+            if codec.digest(value) == path.stem:
+                found.append((path.stat().st_mtime, path.stem, value))
+    return [(digest, value) for _, digest, value in sorted(found, key=lambda row: -row[0])]
+
+
+def _folder_of(kind: str) -> Path:
+    return platformdirs.user_cache_path("orch") / kind
 
 
 def _newest(machine: Machine) -> _StoredProfile | None:
@@ -159,14 +183,11 @@ def find(prefix: str) -> _StoredProfile:
 
 
 def _stored_profiles() -> list[_StoredProfile]:
-    """Return all profiles, the newest first. A file that cannot be read counts as absent."""
-    found = []
-    for path in _profile_folder().glob("*.json"):
-        with suppress(OSError, msgspec.DecodeError):
-            profile = codec.from_json(path.read_bytes(), ChipProfile)
-            if profile.schema == _SCHEMA and codec.digest(profile) == path.stem:
-                found.append((path.stat().st_mtime, _StoredProfile(profile, path)))
-    return [stored for _, stored in sorted(found, key=lambda pair: -pair[0])]
+    return [
+        _StoredProfile(profile, _folder_of(_KIND) / f"{digest}.json")
+        for digest, profile in kept(_KIND, ChipProfile)
+        if profile.schema == _SCHEMA
+    ]
 
 
 def _measure(plan: Plan | None = None) -> Measurements:

@@ -37,6 +37,7 @@ from orchestrator.reading.schema import (
     spec_schema,
     study_schema,
 )
+from orchestrator.run.own_runs import OwnScore
 from orchestrator.run.progress import RUNS, Progress, TaskEnded, UnitsDone, silent
 from orchestrator.run.specs import SpecSource, loaded, planned
 from orchestrator.serving.cheapest import ServingOffers
@@ -235,6 +236,7 @@ _OUTPUTS: dict[str, tuple[type, str]] = {
     "proof-diff": (ProofDiff, "orch prove SPEC OTHER --json"),
     "program-search": (ProgramSearch, "orch prove SPEC --search N --json"),
     "score": (Score, "orch score --json"),
+    "own-score": (OwnScore, "orch score --own --json"),
     "run": (run.Run, "orch submit, resume, cancel --json; orch runs --json, each of the list"),
     "status": (run.Status, "orch status RUN --json"),
     "study": (study.StudyStatus, "orch status STUDY --json"),

@@ -9,6 +9,7 @@ from orchestrator.planning.calibrated import with_own_profile
 from orchestrator.planning.diff_plans import PlanDiff, diff_plans
 from orchestrator.planning.forecast import scale
 from orchestrator.planning.offers import DeadlineOdds, Offers, chance, make_offers
+from orchestrator.planning.own_runs import with_own_runs
 from orchestrator.planning.planner import LineCut, make_plans, make_stage_plans, stage_spec
 from orchestrator.planning.planner import line_cut as find_line_cut
 from orchestrator.planning.witnesses import with_schedule
@@ -74,8 +75,8 @@ def plan(
     stage: int | None = None,
 ) -> Plan:
     """Return the fastest realizable plan of a spec, or raise `SpecError` with the reasons.
-    `profile` names a chip profile of `calibrate` for the forecast; `stage` is the number of one
-    stage, from 1, planned in its place.
+    `profile` names a chip profile of `calibrate`, or what own runs teach, for the forecast; `stage`
+    is the number of one stage, from 1, planned in its place.
     """
     return plans(spec, 1, overrides, profile=profile, stage=stage)[0]
 
@@ -95,7 +96,10 @@ def plans(
         return made
     # Most plans need no profile, and what measures them is heavy to import.
     from orchestrator.run.calibrate import find  # noqa: PLC0415
+    from orchestrator.run.own_runs import find_own  # noqa: PLC0415
 
+    if own := find_own(profile):
+        return [with_own_runs(candidate, own) for candidate in made]
     measured = find(profile).profile
     return [with_own_profile(candidate, measured) for candidate in made]
 

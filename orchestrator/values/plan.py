@@ -48,7 +48,7 @@ WarningCode = Literal[
     "attention_positions", "bf16_parameters", "gpu_mixture", "host_memory_unknown", "mtp_left_out",
     "other_trainer", "few_steps", "long_warmup", "large_batch", "many_years", "failures_unknown",
     "mostly_recovering", "checkpoint_interval", "storage_too_slow", "saves_block", "extrapolation",
-    "no_expected", "stale_choice", "unsteady_profile", "input_missing",
+    "no_expected", "own_runs", "stale_choice", "unsteady_profile", "input_missing",
 ]  # fmt: skip
 
 
@@ -203,7 +203,8 @@ class Forecast(Value):
     of `lower` and `unoverlapped`: passes between matmuls, moves of rows of experts, and half of the
     exchanges that nothing hides. The host's memory is counted for one chip; its size is None where
     no source has it. `witnesses` are what `step_s.expected` rests on where the plan's program was
-    compiled; empty where published runs are the only one.
+    compiled; empty where published runs are the only one. `own_runs` is the digest of the own runs
+    whose constants `expected` has, and then `learned_from` is None.
     """
 
     memory_bytes_per_device: float
@@ -233,6 +234,7 @@ class Forecast(Value):
     extrapolations: tuple[Extrapolation, ...] = ()
     learned_from: LearnedFrom | None = None
     witnesses: tuple[Witness, ...] = ()
+    own_runs: str | None = None
 
 
 class PlannedModel(Model):

@@ -133,7 +133,8 @@ def _layout_as_run(run: PublishedRun, chip: Chip, topology: Topology) -> Trainin
 
 # Exchanges over `tensor` are sent piece by piece, next to matmuls, by software that asks for it.
 # Others leave it to the compiler, and wait for the whole.
-IN_PIECES = frozenset({REFERENCE})
+OWN_SOFTWARE = "orch"  # the trainer of this project
+IN_PIECES = frozenset({REFERENCE, OWN_SOFTWARE})
 _NOTHING, _ALL = LearnedConstant(value=0.0), LearnedConstant(value=1.0)
 
 
