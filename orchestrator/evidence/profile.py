@@ -45,10 +45,10 @@ _PARTS: dict[str, tuple[tuple[LineKind, ...], tuple[str, ...]]] = {
     ),
     "attention": (("attention",), ("attention", "attention_recompute")),
     "weights and optimizer": (
-        ("weight_traffic",), ("weight_traffic", "optimizer_update"),
+        ("weight_traffic",), ("weight_traffic", "optimizer_update", "activation_traffic"),
     ),
     "between matmuls": (
-        ("elementwise", "row_moves"), ("elementwise", "activation_traffic", "routed_rows"),
+        ("elementwise", "row_moves"), ("elementwise", "routed_rows"),
     ),
     "exposed transfers to the host": (("offload",), ("offload",)),
     "exposed tensor": (("exposed_tensor",), ("activation_gather", "activation_scatter")),
@@ -184,7 +184,7 @@ def _lines(
             lower_s=predicted.get(kind),
             scheduled_s=scheduled.get(kind),
             measured_s=fmean(each.total_s for each in own),
-            exposed_s=fmean(each.exposed_s for each in own),
+            exposed_s=0.0 if kind in {IDLE, HOST} else fmean(each.exposed_s for each in own),
             wire_s=fmean(each.wire_s for each in own),
             slowest_rank=_slowest(ranks, [each.computed_s for each in own], step_s),
         )

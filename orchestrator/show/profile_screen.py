@@ -1,7 +1,6 @@
 """Show where the time of a step went: measured, line by line, next to every prediction."""
 
 from orchestrator import formatting as fmt
-from orchestrator.evidence.profile import named_seconds  # noqa: F401  registers sentences
 from orchestrator.show import parts as ui
 from orchestrator.show.proof_screen import by_line, short_line
 from orchestrator.values.profile import HOST, IDLE, Profile, ProfileLine
@@ -10,7 +9,10 @@ from orchestrator.values.proof import KINDS
 _SMALL = 0.002  # of a step: what takes less in every witness is left to --json
 _MOST = 5  # rows of each table but the first; --full has all
 _NAMES = {IDLE: "idle", HOST: "waiting for the host", "other": "no line of the ledger"}
-LINES_HEAD = ("line", "lower", "scheduled", "expected", "measured", "of it exposed", "on links")
+_COLUMNS = {
+    "lower": "lower_s", "scheduled": "scheduled_s", "expected": "expected_s",
+    "measured": "measured_s", "exposed": "exposed_s", "on links": "wire_s",
+}  # fmt: skip
 
 
 def profile_screen(profile: Profile, next_command: str, detail: ui.Detail) -> ui.Screen:
@@ -21,11 +23,13 @@ def profile_screen(profile: Profile, next_command: str, detail: ui.Detail) -> ui
         return ui.screen(first, notes, ui.next_step(next_command))
     most = None if detail == "full" else _MOST
     head, rows = line_rows(profile)
+    width = len(head)  # without room, the share goes first, then all time of the links
+    lines = ui.Table([head, *rows], "<" + ">" * (width - 1), spare=(width - 1, width - 2))
     places, by_place = source_rows(profile, most)
     sources = ui.table(places, by_place, ">" * len(places[1:]) + "w")
     return ui.screen(
         first,
-        ui.section("seconds of a step and device", ui.table(head, rows, "<" + ">" * len(head[1:]))),
+        ui.section("seconds of a step and device", [lines]),
         ui.section("by the trainer's source line", sources),
         ui.section("by transfer", ui.table(*transfer_rows(profile, most), ">>>w")),
         ui.indent([what_text(profile)]),
@@ -42,28 +46,27 @@ def profile_verdict(profile: Profile) -> str:
         step += f", {fmt.off(profile.step_s, profile.expected_s, said)}"
     if off := _furthest(profile):
         name, more_s, against = off
-        return f"{step}. {name.capitalize()} takes {fmt.seconds(more_s)} more than {against}."
+        return f"{step}. Furthest off: {name}, {fmt.seconds(more_s)} more than {against}."
     largest = max(profile.lines, key=lambda line: line.measured_s)
     share = fmt.percent(largest.measured_s / profile.step_s)
     return f"{step}. Most of it, {share}, is {line_name(largest)}."
 
 
 def _furthest(profile: Profile) -> tuple[str, float, str] | None:
-    """Return the part with the most seconds beyond `expected`, or the line with the most beyond
-    `scheduled`; None without either.
+    """Return the part with the most seconds beyond `expected`, or else the line with the most
+    beyond `scheduled`; None without either.
     """
-    off: list[tuple[float, str, str]] = []
-    for part in dict.fromkeys(line.part for line in profile.lines):
-        lines = [line for line in profile.lines if line.part == part]
-        said = [line.expected_s for line in lines if line.expected_s is not None]
-        if said:
-            measured_s = sum(line.measured_s for line in lines)
-            off.append((measured_s - sum(said), part, "expected"))
-    if not off:
-        for line in profile.lines:
-            if line.scheduled_s is not None:
-                more_s = line.measured_s - line.scheduled_s
-                off += [(more_s, line_name(line), "scheduled")]
+    expected: dict[str, float] = {}
+    measured: dict[str, float] = {}
+    for line in profile.lines:
+        measured[line.part] = measured.get(line.part, 0.0) + line.measured_s
+        if line.expected_s is not None:
+            expected[line.part] = line.expected_s
+    off = [(measured[part] - s, part, "expected") for part, s in expected.items()] or [
+        (line.measured_s - line.scheduled_s, line_name(line), "scheduled")
+        for line in profile.lines
+        if line.scheduled_s is not None
+    ]
     more_s, name, against = max(off, default=(0.0, "", ""))
     return (name, more_s, against) if more_s > _SMALL * profile.step_s else None
 
@@ -74,39 +77,30 @@ def line_name(line: ProfileLine) -> str:
 
 def line_rows(profile: Profile) -> tuple[ui.Row, list[ui.Row]]:
     """Return the heads and rows of the table of lines, without columns that no line has."""
+    lines = [
+        line
+        for line in profile.lines
+        if max(getattr(line, key) or 0.0 for key in _COLUMNS.values()) >= _SMALL * profile.step_s
+    ]
+    total = ProfileLine(
+        kind="a step",
+        part="",
+        lower_s=profile.lower_s,
+        scheduled_s=profile.scheduled_s,
+        expected_s=profile.expected_s,
+        measured_s=profile.step_s,
+        exposed_s=sum(line.exposed_s for line in profile.lines),
+        wire_s=sum(line.wire_s for line in profile.lines),
+    )
     known = {
-        "lower": any(line.lower_s for line in profile.lines),
-        "scheduled": any(line.scheduled_s for line in profile.lines),
-        "expected": any(line.expected_s for line in profile.lines),
+        head: key for head, key in _COLUMNS.items() if any(getattr(line, key) for line in lines)
     }
-    least_s = _SMALL * profile.step_s
-    rows: list[list[str]] = []
-    for line in profile.lines:
-        times = line.lower_s, line.scheduled_s, line.measured_s, line.wire_s, line.expected_s
-        if max(s or 0.0 for s in times) < least_s:
-            continue
-        cells = {
-            "lower": line.lower_s,
-            "scheduled": line.scheduled_s,
-            "expected": line.expected_s,
-            "measured": line.measured_s,
-            "of it exposed": line.exposed_s if line.kind not in {IDLE, HOST} else None,
-            "on links": line.wire_s,
-        }
-        shown = [_cell(cells[name]) for name in LINES_HEAD[1:] if known.get(name, True)]
-        rows.append([line_name(line), *shown, fmt.percent(line.measured_s / profile.step_s)])
-    totals = {
-        "lower": profile.lower_s,
-        "scheduled": profile.scheduled_s,
-        "expected": profile.expected_s,
-        "measured": profile.step_s,
-        "of it exposed": sum(each.exposed_s for each in profile.lines if each.kind not in _NAMES),
-        "on links": sum(line.wire_s for line in profile.lines),
-    }
-    shown = [_cell(totals[name]) for name in LINES_HEAD[1:] if known.get(name, True)]
-    rows.append(["a step", *shown, ""])
-    heads = (name for name in LINES_HEAD if known.get(name, True))
-    return (*heads, "share"), [tuple(row) for row in rows]
+    rows: list[ui.Row] = []
+    for line in (*lines, total):
+        cells = (_cell(getattr(line, key)) for key in known.values())
+        share = fmt.percent(line.measured_s / profile.step_s)
+        rows.append((line_name(line), *cells, share))
+    return ("line", *known, "share"), rows
 
 
 def _cell(value_s: float | None) -> str:
@@ -126,16 +120,14 @@ def source_rows(profile: Profile, most: int | None) -> tuple[ui.Row, list[ui.Row
 
 def transfer_rows(profile: Profile, most: int | None) -> tuple[ui.Row, list[ui.Row]]:
     """Return waits and transfers, those of one kind over the same axes together."""
-    joined: dict[tuple[str, str], list[float]] = {}
+    joined: dict[str, list[float]] = {}
     for sent in profile.collectives:
-        over = " x ".join(sent.axes)
-        total = joined.setdefault(
-            (sent.kind, f"over {sent.link} {over}" if over else ""), [0.0] * 3
-        )
+        over = f" over {sent.link} {' x '.join(sent.axes)}" if sent.axes else ""
+        total = joined.setdefault(f"{sent.kind}{over}", [0.0] * 3)
         for i, figure in enumerate((sent.exposed_s, sent.wire_s, sent.calls_per_step)):
             total[i] += figure
     rows: list[ui.Row] = [
-        (_cell(exposed_s), _cell(wire_s), f"{calls:,.0f}", " ".join(filter(None, what)))
+        (_cell(exposed_s), _cell(wire_s), f"{calls:,.0f}", what)
         for what, (exposed_s, wire_s, calls) in sorted(joined.items(), key=lambda pair: -pair[1][0])
         if max(exposed_s, wire_s) >= _SMALL * profile.step_s
     ]

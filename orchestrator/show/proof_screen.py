@@ -440,6 +440,6 @@ def by_line(lines_by_stack: Sequence[proofs.ScheduledLine]) -> list[proofs.Sched
 
 def short_line(line: str) -> str:
     """Return a line by its file, number and innermost named function: `model.py:120 (mlp_part)`."""
-    path, _, function = line.partition(" ")
+    path, _, function = line.partition(" (")
     words = [word for word in function.strip("()").split(".") if word and not word.startswith("<")]
     return " ".join((path.rsplit("/", 1)[-1], *(f"({word})" for word in words[-1:])))
