@@ -110,6 +110,10 @@ class MeasurementFailed(OrchError):
     """The devices cannot be measured, or the measurement cannot be stored."""
 
 
+class NoTrace(OrchError):
+    """A run has no trace that can be read."""
+
+
 class TraceUnreadable(OrchError):
     """A trace is damaged, is of another program, or has no step."""
 

@@ -123,8 +123,9 @@ def next_after(error: errors.OrchError) -> str:
             return spec_command("plan", spec, ()) if spec else "orch plan SPEC"
         case errors.NoTopology():
             return "orch plan SPEC"
-        case errors.DataUnusable():
-            return "orch data pack --help"
+        case errors.DataUnusable() | errors.NoTrace() | errors.TraceUnreadable():
+            is_data = isinstance(error, errors.DataUnusable)
+            return "orch data pack --help" if is_data else "orch profile --help"
         case errors.NotAnswered():
             return as_typed(more=("--yes",))
         case errors.SpecError():  # the help of the command that was typed

@@ -55,9 +55,13 @@ _PARTS: dict[str, tuple[tuple[LineKind, ...], tuple[str, ...]]] = {
     "other collectives": (
         _COLLECTIVES,
         ("weight_gather", "gradient_scatter", "gradient_reduction", "moment_exchange", "kv_gather",
-         "kv_scatter", "expert_exchange", "expert_gather", "expert_scatter", "latency"),
+         "kv_scatter", "expert_exchange", "expert_gather", "expert_scatter", "stage_exchange",
+         "latency"),
     ),
-    "the rest": (("busiest_resource",), (OTHER_LINE, IDLE, HOST)),
+    "the rest": (
+        ("busiest_resource", "pipeline_bubble", "scheduled"),
+        (OTHER_LINE, IDLE, HOST, "pipeline_bubble"),
+    ),
 }  # fmt: skip
 _PART_OF = {kind: part for part, (_, kinds) in _PARTS.items() for kind in kinds}
 _REST = "the rest"

@@ -137,11 +137,13 @@ class _Table:
         )
         self.own_s = {name: _S * spent / self.steps for name, spent in own.items()}
         between = [(end, start) for (_, end), (start, _) in pairwise(spans)]
+        starts = [start for start, _, _ in gaps]
         waited = sum(
             max(0, min(end, stop) - max(start, begin))
-            for start, end, _ in gaps
             for begin, stop in between
-            if begin < end and start < stop
+            for start, end, _ in gaps[
+                max(bisect_left(starts, begin) - 1, 0) : bisect_left(starts, stop)
+            ]
         )
         self.host_s = _S * waited / self.steps
         self.idle_s = max(self.step_s - sum(self.own_s.values()) - self.host_s, 0.0)

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import msgspec
 
+from orchestrator import catalog
 from orchestrator.errors import (
     JournalUnreadable,
     JournalUnwritable,
-    OrchError,
+    NoTrace,
     RunHasEnded,
     TraceUnreadable,
 )
@@ -48,10 +49,6 @@ _MOST_BYTES = 4 << 30  # of a trace
 _POLL_S = 0.5
 _TASK = "tracing"
 _NEW_STEPS = 3
-
-
-class NoTrace(OrchError):
-    """A run has no trace that could be read."""
 
 
 def profile(
@@ -140,11 +137,12 @@ def _of_file(journal: Journal, run: Run, path: Path) -> Profile:
         content = path.read_bytes()
     except OSError as error:
         raise TraceUnreadable(f"{path}: {error.strerror}") from error
-    platform = "cpu" if run.rehearsal else "gpu" if "nvidia" in plan.chip else "tpu"
+    on_chips = "gpu" if catalog.chip_of(plan).switched else "tpu"
     programs = [at / name / PROGRAM for at in trace_folders(journal) for name in files.names(at)]
     program = next((files.read(each) for each in reversed(programs) if each.exists()), None)
     note = TraceNote(
-        plan_digest=plan.digest, rank=0, first_step=0, end_step=0, platform=platform,
+        plan_digest=plan.digest, rank=0, first_step=0, end_step=0,
+        platform="cpu" if run.rehearsal else on_chips,
         device_kind=plan.chip,
     )  # fmt: skip
     found = measure(content, path.name, note, plan, program)
