@@ -29,6 +29,7 @@ from orchestrator.values.plan import Collective, CollectiveKind, LineKind
 _GATHER: CollectiveKind = "all-gather"
 _SCATTER: CollectiveKind = "reduce-scatter"
 _REDUCE: CollectiveKind = "all-reduce"
+_PERMUTE: CollectiveKind = "collective-permute"
 ALL_TO_ALL: CollectiveKind = "all-to-all"
 _OVER_DCN = " over dcn"
 _Passed = list[tuple[Number, Number]]  # elements that travel as one, and how often a step does it
@@ -69,7 +70,9 @@ class Exchange:
 
     @property
     def moved_bytes(self) -> Number:
-        """Logical payload of a device in a step: V (n - 1) / n a call, an all-reduce twice that."""
+        """Logical payload of a device in a step: V (n - 1) / n a call, an all-reduce twice that, a
+        permute V.
+        """
         return self.moved(sum(part.calls * part.bytes for part in self.parts))
 
     @property
@@ -77,6 +80,8 @@ class Exchange:
         return self.moved(sum(p.serial * p.bytes for p in self.parts if np.any(p.serial)))
 
     def moved(self, volume: Number) -> Number:
+        if self.kind == _PERMUTE:
+            return volume * (self.ways > 1)
         twice = 2 if self.kind == _REDUCE else 1
         return twice * volume * (self.ways - 1) / self.ways
 
@@ -159,7 +164,8 @@ def _vector_reductions(layout: Training) -> Iterator[Exchange]:
             name, formula = f"{kind} gradients", "norms" if kind == "norm" else "biases"
             yield _reduction(layout, name, axes, formula, parts[kind], ways=ways)
             over_dcn = f"{name}{_OVER_DCN}"
-            yield _reduction(layout, over_dcn, SHARED_OVER_DCN, formula, parts[kind])
+            between = DCN_GROUPS["experts_dcn"] if "expert" in kind else SHARED_OVER_DCN
+            yield _reduction(layout, over_dcn, between, formula, parts[kind])
 
 
 def _vector_kind(vector: Weight) -> str:
@@ -181,13 +187,14 @@ def _is_split_over_tensor(weight: Weight) -> bool:
 
 def _reduced_at_a_time(layout: Training, stack: Stack) -> tuple[Number, Number]:
     """Layers reduced at once, and how often per step: one by one, or all where steps accumulate."""
-    layers = len(stack.layers)
+    layers = len(stack.layers) * layout.stage_share
     stacked = np.where(per_layer(layout), 1, layers)
     return stacked, layers // stacked
 
 
 def per_layer(layout: Training) -> Number:
-    return (layout.microbatches == 1) & (layout.devices_along(REPLICA_AXES) > 1)
+    several = layout.devices_along(REPLICA_AXES) > 1
+    return (layout.microbatches == 1) & several & (layout.stages == 1)
 
 
 def _gradient_buckets(layout: Training) -> list[_Part]:
@@ -238,21 +245,32 @@ _WEIGHT_GATHERS = 2  # forward and backward; recompute shares the backward's
 _KV_GATHERS = 2  # forward, and again for the backward pass
 
 
+def _joins(layout: Training, axes: tuple[str, ...]) -> bool:
+    return bool(np.any(layout.devices_along(axes) > 1))
+
+
 def exchanges(layout: Training) -> list[Exchange]:
     """Everything that counts in a step's time; over a single device nothing moves."""
     # Keys and values of whole sequences, gathered forward and backward; their gradients back.
-    ways = layout.ways("length")
+    # Between slices only a device's own part travels.
+    whole, passes = layout.ways("length"), layout.microbatches * layout.stage_share
     parts = [
-        (layout.tensor_elements(tensor) * ways * layout.compute_bytes, layers * layout.microbatches)
+        (layout.tensor_elements(tensor) * whole * layout.compute_bytes, layers * passes)
         for block, layers in layout.network.kinds
         for tensor in block.attention.whole
     ]
 
-    def exchange(line: LineKind, name: str, kind: CollectiveKind, times: int) -> Exchange:
-        sent = tuple(_Part(size, times * calls) for size, calls in parts)
-        formula, calls = "tokens x sequence x kv_heads x head_dim", sum(part.calls for part in sent)
-        axes, dtype = GROUPS["sequence"], layout.activation_type
-        return Exchange(line, name, kind, axes, formula, ways, calls, sent, dtype)
+    def exchange(line: LineKind, name: str, kind: CollectiveKind, times: int) -> Iterator[Exchange]:
+        formula, dtype = "tokens x sequence x kv_heads x head_dim", layout.activation_type
+        for suffix, axes, share in (
+            ("", GROUPS["sequence"], 1),
+            (_OVER_DCN, DCN_GROUPS["sequence_dcn"], layout.devices_along(GROUPS["sequence"])),
+        ):
+            if suffix and not _joins(layout, axes):
+                continue
+            sent = tuple(_Part(size / share, times * calls) for size, calls in parts)
+            ways, calls = layout.devices_along(axes), sum(part.calls for part in sent)
+            yield Exchange(line, f"{name}{suffix}", kind, axes, formula, ways, calls, sent, dtype)
 
     # Moments of Muon: matrices go to devices that have them whole, and come back orthogonal.
     part = (_Part(_ORTHOGONAL_BYTES * layout.stored_layer_elements, 2, serial=2),)
@@ -265,11 +283,49 @@ def exchanges(layout: Training) -> list[Exchange]:
         *_stream_exchanges(layout),
         *_weight_exchanges(layout),
         *_expert_exchanges(layout),
-        exchange("kv_gather", "kv gather", _GATHER, _KV_GATHERS),
-        exchange("kv_scatter", "kv scatter", _SCATTER, 1),
+        *exchange("kv_gather", "kv gather", _GATHER, _KV_GATHERS),
+        *exchange("kv_scatter", "kv scatter", _SCATTER, 1),
+        *_stage_exchanges(layout),
         *_gradient_exchanges(layout),
         *(moments if layout.optimizer.name == "muon" else []),
     ]
+
+
+# Words come to the first stage from all, and so do the gradients of what the last stage made; what
+# it made goes to all, and so does the gradient of the words.
+_STAGE_SUMS = 4
+_SENDS = 2  # a chunk's output to the next stage, and the gradient of its input back
+
+
+def _stage_exchanges(layout: Training) -> Iterator[Exchange]:
+    """The residual stream between stages. In each tick a device sends its part to the next stage,
+    and all stages wait for the slowest: for one in another slice, if there is any. The vocabulary
+    is split over all stages, whose parts are summed in each slice, then between slices.
+    """
+    if not np.any(layout.stages > 1):
+        return
+    own = stream_bytes(layout) / layout.devices_along(GROUPS["tensor"])
+    between = layout.devices_along(DCN_GROUPS["pipeline_dcn"])
+    ticks, formula, dtype = layout.ticks, "tokens x d_model / tensor", layout.activation_type
+    for suffix, axes, ways in (
+        (
+            "",
+            GROUPS["pipeline"],
+            np.where(between > 1, 1, layout.devices_along(GROUPS["pipeline"])),
+        ),
+        (_OVER_DCN, DCN_GROUPS["pipeline_dcn"], between),
+    ):
+        part = _Part(own, _SENDS * ticks)
+        yield Exchange(
+            "stage_exchange", f"to the next stage{suffix}", _PERMUTE, axes, formula, ways,
+            part.calls, (part,), dtype,
+        )  # fmt: skip
+    for suffix, axes in (("", GROUPS["pipeline"]), (_OVER_DCN, DCN_GROUPS["pipeline_dcn"])):
+        part = _Part(own, _STAGE_SUMS * layout.microbatches)
+        yield Exchange(
+            "stage_exchange", f"words and losses{suffix}", _REDUCE, axes, formula,
+            layout.devices_along(axes), part.calls, (part,), dtype,
+        )  # fmt: skip
 
 
 def _stream_exchanges(layout: Training) -> list[Exchange]:
@@ -324,8 +380,8 @@ def _weight_exchanges(layout: Training) -> list[Exchange]:
     sequence. Where each chunk of the loss sums its table's gradient, that is scattered as often.
     Nothing hides the first gathers and the last scatters.
     """
-    network, passes = layout.network, layout.microbatches
-    found: list[Exchange] = []
+    network, passes = layout.network, layout.weight_passes
+    once, found = layout.gathers_once, list[Exchange]()
 
     def exchange(
         name: str, formula: str, parts: _Passed, step_passes: Number, times: Number,
@@ -337,22 +393,30 @@ def _weight_exchanges(layout: Training) -> list[Exchange]:
         gathers = name.endswith("gather")
         dtype = layout.activation_type if gathers else layout.precision.gradients
         parts_elsewhere: Number = 1
-        if axes == SHARED_OVER_DCN:
+        if link_of(axes) == "dcn":
             name, formula = f"{name}{_OVER_DCN}", f"{formula} / fsdp / sequence"
             parts_elsewhere = layout.devices_along(inside)
         size = DTYPE_BYTES[dtype] / parts_elsewhere
         line: LineKind = "weight_gather" if gathers else "gradient_scatter"
         sent = tuple(
-            _Part(elements * size, times * often, serial=int(i == 0))
+            _Part(elements * size, times * often, serial=serial_calls(i, times * often))
             for i, (elements, often) in enumerate(parts)
         )
         ways, kind = layout.devices_along(axes), _GATHER if gathers else _SCATTER
         calls = times * step_passes
         found.append(Exchange(line, name, kind, axes, formula, ways, calls, sent, dtype))
 
+    def serial_calls(place: int, calls: Number) -> Number:
+        # Gathered for all passes, the first chunk's come before them; the others may come behind.
+        return (
+            np.where(once, calls / layout.chunks, int(place == 0))
+            if np.any(once)
+            else int(place == 0)
+        )
+
     def of_blocks(*, experts: bool) -> _Passed:
         return [
-            (layout.total_elements(matmuls), layers * passes)
+            (layout.total_elements(matmuls), layers * layout.stage_share * passes)
             for block, layers in network.kinds
             for part in block.sublayers
             for matmuls in part.parallel
@@ -360,22 +424,30 @@ def _weight_exchanges(layout: Training) -> list[Exchange]:
         ]
 
     blocks, experts = of_blocks(experts=False), of_blocks(experts=True)
-    block_passes, expert_passes = network.layers * passes, network.mixture_layers * passes
+    block_passes = network.layers * layout.stage_share * passes
+    expert_passes = network.mixture_layers * layout.stage_share * passes
+    gathers: Number = _WEIGHT_GATHERS
+    tables: Number = ENDS
+    sums: Number = 1 + layout.table_sums
+    if np.any(once):
+        gathers = np.where(once, 1, gathers)
+        tables = np.where(once, 1 + (network.head is not network.embedding), tables)
+        sums = np.where(once, tables, sums)
     table = [(layout.table_elements, passes)]
     of_block, of_table = "layer / tensor", "d_model x vocab / tensor"
-    inside, apart, sums = GROUPS["weights"], GROUPS["experts"], 1 + layout.table_sums
+    inside, apart = GROUPS["weights"], GROUPS["experts"]
     for axes in (inside, SHARED_OVER_DCN):
-        exchange("weight gather", of_block, blocks, block_passes, _WEIGHT_GATHERS, inside, axes)
-        exchange("table gather", of_table, table, passes, ENDS, inside, axes)
+        exchange("weight gather", of_block, blocks, block_passes, gathers, inside, axes)
+        exchange("table gather", of_table, table, passes, tables, inside, axes)
         exchange("gradient scatter", of_block, blocks, block_passes, 1, inside, axes)
         exchange("table gradient scatter", of_table, table, passes, sums, inside, axes)
         if network.positions:
             learned, shown = [(layout.position_elements, passes)], "d_model x positions / tensor"
             exchange("position gather", shown, learned, passes, 1, inside, axes)
             exchange("position gradient scatter", shown, learned, passes, 1, inside, axes)
-    for axes in (apart, SHARED_OVER_DCN) if experts else ():
+    for axes in (apart, DCN_GROUPS["experts_dcn"]) if experts else ():
         formula = "experts / expert / tensor"
-        exchange("expert gather", formula, experts, expert_passes, _WEIGHT_GATHERS, apart, axes)
+        exchange("expert gather", formula, experts, expert_passes, gathers, apart, axes)
         exchange("expert scatter", formula, experts, expert_passes, 1, apart, axes)
     return found
 
@@ -384,24 +456,33 @@ def _expert_exchanges(layout: Training) -> list[Exchange]:
     """Tokens over `expert`. With a capacity each row goes to its expert and comes back. Without
     one, every device of the group gets all tokens, and adds up what its own experts make of them.
     """
-    moe, axes = layout.model.moe, GROUPS["expert"]
+    moe = layout.model.moe
     if moe is None:
         return []
-    passes = layout.network.mixture_layers * layout.microbatches
-    ways, tokens = layout.devices_along(axes), stream_bytes(layout)
+    passes = layout.network.mixture_layers * layout.stage_share * layout.microbatches
+    tokens, between = stream_bytes(layout), layout.devices_along(DCN_GROUPS["expert_dcn"])
 
     dropless = moe.capacity_factor is None
     formula = "tokens x expert x d_model" if dropless else "tokens x rows x d_model"
-    volume = tokens * (ways if dropless else layout.rows_of_token)
 
-    def exchange(line: LineKind, name: str, kind: CollectiveKind, times: int) -> Exchange:
+    def exchange(line: LineKind, name: str, kind: CollectiveKind, times: int) -> Iterator[Exchange]:
+        # Tokens are gathered between slices, then in each. Of the rows that a device sends, those
+        # for its own slice stay there.
         calls, dtype = times * passes, layout.activation_type
-        parts = (_Part(volume, calls),)
-        return Exchange(line, name, kind, axes, formula, ways, calls, parts, dtype)
+        for suffix, axes in (("", GROUPS["expert"]), (_OVER_DCN, DCN_GROUPS["expert_dcn"])):
+            ways = layout.devices_along(axes)
+            if suffix and not _joins(layout, axes):
+                continue
+            if dropless:
+                volume = tokens * (between if suffix else ways * between)
+            else:
+                volume = tokens * layout.rows_of_token / (1 if suffix else between)
+            parts = (_Part(volume, calls),)
+            yield Exchange(line, f"{name}{suffix}", kind, axes, formula, ways, calls, parts, dtype)
 
     if not dropless:
-        return [exchange("expert_exchange", "tokens to experts", ALL_TO_ALL, _ROW_EXCHANGES)]
+        return [*exchange("expert_exchange", "tokens to experts", ALL_TO_ALL, _ROW_EXCHANGES)]
     return [
-        exchange("expert_gather", "token gather", _GATHER, _STREAM_GATHERS),
-        exchange("expert_scatter", "token scatter", _SCATTER, _STREAM_SCATTERS),
+        *exchange("expert_gather", "token gather", _GATHER, _STREAM_GATHERS),
+        *exchange("expert_scatter", "token scatter", _SCATTER, _STREAM_SCATTERS),
     ]

@@ -27,6 +27,7 @@ _NAMES: dict[LineKind, str] = {
     "offload": "exposed transfers to the host",
     "exposed_gathers": "exposed gathers",
     "exposed_tensor": "exposed tensor",
+    "pipeline_bubble": "bubble of the pipeline",
     "serial_collectives": "collectives in series",
     "slice_wait": "waiting for slices",
     "busiest_resource": "waiting for the busiest resource",
@@ -43,9 +44,11 @@ def step_parts(work: steps.StepWork, efficiency: Efficiency) -> dict[LineKind, N
     full_s = (
         work.reductions * efficiency.slice_wait_s.value + work.hops * efficiency.slice_hop_s.value
     )
+    tensor_s = work.tensor_s * efficiency.exposed_tensor.value
     return own | {
         "exposed_gathers": _exposed_gathers_s(work, own_s, efficiency),
-        "exposed_tensor": work.tensor_s * efficiency.exposed_tensor.value,
+        "exposed_tensor": tensor_s,
+        "pipeline_bubble": work.bubble * (own_s + tensor_s),
         "serial_collectives": work.serial_s,
         "slice_wait": full_s * skew_share(work, own_s),
     }
@@ -132,6 +135,10 @@ def expected_lines(
         "exposed_tensor": (
             "links * exposed",
             {"links": work.tensor_s, "exposed": efficiency.exposed_tensor.value},
+        ),
+        "pipeline_bubble": (
+            "passes x share",
+            {"passes": own_s + parts["exposed_tensor"], "share": work.bubble},
         ),
         "serial_collectives": ("links", {"links": work.serial_s}),
         "slice_wait": (

@@ -1,24 +1,29 @@
 """Which meshes a model, a batch and a slice allow: every axis must divide what it splits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from orchestrator.network.decoder import split_sizes
+from orchestrator.network.decoder import decoder, split_sizes
 from orchestrator.network.mesh_axes import (
     COPIED,
+    DCN_AXES,
     ICI_AXES,
     LOGICAL_AXES,
     MODEL_OVER_DCN,
     PADDED,
     PIPELINE,
+    SLICE_REPLICAS,
+    in_slice,
     ways,
 )
 from orchestrator.network.mlp import EXPERTS
-from orchestrator.planning.torus import Bools, Ints, Torus, axis_sizes, factor_rows
+from orchestrator.planning.torus import Bools, Ints, Torus, axis_sizes, divisors, factor_rows
 from orchestrator.values.model import Model
+from orchestrator.values.plan import ReasonCode
 from orchestrator.values.spec import Batch, MeshRequest
 
 Sizes = dict[str, Any]  # of each mesh axis inside a pod, as Ints
@@ -27,7 +32,7 @@ Sizes = dict[str, Any]  # of each mesh axis inside a pod, as Ints
 @dataclass(frozen=True)
 class _Rule:
     """One divisibility: what is split, by what, and which meshes satisfy it. A rule is `inherited`
-    if a size that breaks it still breaks it when multiplied. `is_whole`: it allows no split at all.
+    if a size that breaks it still breaks it when multiplied. `code` is what breaking it is called.
     """
 
     name: str
@@ -35,7 +40,7 @@ class _Rule:
     ways: str
     holds: Callable[[Sizes], Bools]
     inherited: bool = True
-    is_whole: bool = False
+    code: ReasonCode = "dimension_not_divisible"
 
 
 def model_rules(model: Model, length: int) -> list[_Rule]:
@@ -58,8 +63,17 @@ def model_rules(model: Model, length: int) -> list[_Rule]:
         axes = " x ".join(LOGICAL_AXES["length"])
         rules.append(
             _Rule("moe.capacity_factor", 1, axes, lambda sizes: ways(sizes, "length") == 1,
-                 is_whole=True)
+                 code="sequences_not_whole")
         )  # fmt: skip
+    # Chunks of a pipeline repeat one pattern of layers.
+    segments = decoder(model).segments
+    cut = segments[0].repeats if len(segments) == 1 else 1
+    axes = " x ".join(PIPELINE)
+    rules.append(
+        _Rule(
+            "layers", cut, axes, lambda sizes: ways(sizes, "layers") <= cut, code="too_few_layers"
+        )
+    )
 
     def divides_length(sizes: Sizes) -> Bools:
         # `sequence` takes two halves of each part of the residual stream.
@@ -71,7 +85,7 @@ def model_rules(model: Model, length: int) -> list[_Rule]:
 
 
 def realizable(rules: list[_Rule], mesh: MeshRequest, sizes: Sizes) -> Bools:
-    every: Sizes = {**sizes, **sharing(mesh)}
+    every: Sizes = {**sharing(mesh), **sizes}
     return np.asarray(np.logical_and.reduce([rule.holds(every) for rule in rules]))
 
 
@@ -80,8 +94,41 @@ def sharing(mesh: MeshRequest) -> dict[str, int]:
     return {axis: getattr(mesh, axis) or 1 for axis in MODEL_OVER_DCN}
 
 
+def meshes_between(slice_torus: Torus, model: Model, mesh: MeshRequest, pods: int) -> Ints:
+    """Return the ways to lay a mesh over slices, rows x DCN_AXES: the requested one, and for chips
+    in switched domains all of the axes that are left open.
+    """
+    searched = [axis for axis in MODEL_OVER_DCN if getattr(mesh, axis) is None]
+    if not slice_torus.switched:
+        searched = []
+    elif model.moe is None:
+        searched = [axis for axis in searched if axis not in LOGICAL_AXES[EXPERTS]]
+    fixed = sharing(mesh)
+    left, over = divmod(pods, prod(fixed.values()))
+    rows = [
+        {**fixed, **dict(zip(searched, sizes, strict=True)), SLICE_REPLICAS: left // prod(sizes)}
+        for sizes in _products_within(left, len(searched))
+        if not over
+    ]
+    return np.array([[row[axis] for axis in DCN_AXES] for row in rows], np.int64).reshape(
+        -1, len(DCN_AXES)
+    )
+
+
+def _products_within(total: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """Yield every tuple of so many numbers whose product divides a total."""
+    if not parts:
+        yield ()
+        return
+    for first in divisors(total):
+        for others in _products_within(total // first, parts - 1):
+            yield (first, *others)
+
+
 def sizes_by_name(rows: Ints) -> Sizes:
-    return {axis: rows[..., column] for column, axis in enumerate(ICI_AXES)}
+    """Return the columns of a table by axis: those of a slice, and any between slices."""
+    axes = (*ICI_AXES, *DCN_AXES)[: rows.shape[-1]]
+    return {axis: rows[..., column] for column, axis in enumerate(axes)}
 
 
 def usable_axes(model: Model) -> tuple[str, ...]:
@@ -100,10 +147,13 @@ def placements(
     """
     rules = model_rules(model, length)
     inherited = [rule for rule in rules if rule.inherited]
+    axes = usable_axes(model)
+    if slice_torus.switched or (mesh.pipeline or 1) > 1:
+        axes = (*in_slice(PIPELINE), *axes)
     requested = {axis: size for axis in ICI_AXES if (size := getattr(mesh, axis)) is not None}
     factors = np.ones((1, 0, len(ICI_AXES)), np.int64)
     for i, axis in enumerate(slice_torus.axes):
-        parts = factor_rows(axis.length, usable_axes(model))
+        parts = factor_rows(axis.length, axes)
         old = np.repeat(factors, len(parts), axis=0)
         new = np.tile(parts, (len(factors), 1))[:, None, :]
         factors = np.concatenate([old, new], axis=1)

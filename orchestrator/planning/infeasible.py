@@ -63,6 +63,10 @@ _TEXTS = {
     "sequences_not_whole": (
         "{name} counts rows of whole sequences: without it, or with {ways} 1, there are meshes"
     ),
+    "too_few_layers": (
+        "{name}: chunks of a pipeline repeat one pattern of layers, and this model repeats one"
+        " {total:,} times; {ways} has more stages"
+    ),
     "no_mesh": "no mesh of that many devices divides what its axes split",
 }
 sentences(Reason, _TEXTS, fmt.fill)
@@ -256,10 +260,7 @@ def _mesh_reasons(request: SearchRequest) -> Iterator[Reason]:
         by_name = feasibility.sizes_by_name(np.array(row, np.int64))
         for rule in feasibility.model_rules(model, batch.length):
             if not feasibility.realizable([rule], request.mesh, by_name)[0]:
-                code: ReasonCode = "dimension_not_divisible"
-                if rule.is_whole:
-                    code = "sequences_not_whole"
-                broken.append(_reason(code, name=rule.name, total=rule.total, ways=rule.ways))
+                broken.append(_reason(rule.code, name=rule.name, total=rule.total, ways=rule.ways))
         ways = prod(sizes.values())
         every_axis = len(sizes) >= len(feasibility.usable_axes(model))
         if devices % ways or (every_axis and devices != ways):

@@ -89,6 +89,7 @@ class Layout(Value):
     sequences: Number
     mesh: Mapping[str, Number]
     links: Links
+    chunks: Number = 1  # of the layers of a stage, in a pipeline
 
     # --- what the request says
 
@@ -110,7 +111,30 @@ class Layout(Value):
         return DTYPE_BYTES[self.precision.parameters]
 
     def over_layers(self, of_block: Callable[[description.Block], Number]) -> Number:
-        return sum(layers * of_block(block) for block, layers in self.network.kinds)
+        """The sum over the layers of a device's stage: all of them without a pipeline."""
+        every = sum(layers * of_block(block) for block, layers in self.network.kinds)
+        return self.stage_share * every
+
+    # --- stages of a pipeline
+
+    @cached_property
+    def stages(self) -> Number:
+        return self.ways("layers")
+
+    @cached_property
+    def chunk_layers(self) -> Number:
+        """Places for layers in a chunk, whole repeats of a pattern; some may be empty."""
+        segments = self.network.segments
+        unit = len(segments[0].stacks) if len(segments) == 1 else 1
+        return unit * -(-self.network.layers // (unit * self.stages * self.chunks))
+
+    @cached_property
+    def stage_share(self) -> Number:
+        """Places for layers on a stage over all layers: an empty one takes as much as another."""
+        if not np.any(self.stages > 1):
+            return 1
+        places = self.chunks * self.chunk_layers / self.network.layers
+        return np.where(self.stages > 1, places, 1)
 
     # --- how many devices split what
 
@@ -218,6 +242,11 @@ class Layout(Value):
     def table_elements(self) -> Number:
         return self.elements(self.network.embedding)
 
+    @cached_property
+    def total_tables(self) -> Number:
+        """Elements of all tables on a device, gathered for use."""
+        return sum(map(self.elements, self.network.tables))
+
     @property
     def position_elements(self) -> Number:
         return self.elements(self.network.positions) if self.network.positions else 0
@@ -315,6 +344,37 @@ class Training(Layout):
     optimizer: Optimizer
     remat: Treatments
     microbatches: Number
+    # One where a pipeline gathers matrices before its first microbatch and reduces their gradients
+    # after the last, so that they are whole in between; else zero.
+    gathers_once: Number = 0
+
+    @property
+    def bubble(self) -> Number:
+        """The share by which the passes of a pipeline take longer: ticks in which a stage waits for
+        its first microbatch or has done its last, over those in which it works.
+        """
+        return (self.stages - 1) / (self.microbatches * self.chunks)
+
+    @property
+    def ticks(self) -> Number:
+        """Ticks of a pass, in each of which every stage runs a chunk; one without a pipeline."""
+        return self.microbatches * self.chunks + self.stages - 1
+
+    @property
+    def chunks_in_flight(self) -> Number:
+        """Passes of a chunk whose activations a stage holds, over the chunks of a stage. All stages
+        run in step, so that each forward pass waits for v p + p - 2 ticks at most.
+        """
+        most = np.minimum(self.chunks * self.stages + self.stages - 1,
+                          self.microbatches * self.chunks + 1)  # fmt: skip
+        return np.where(self.stages > 1, most / self.chunks, 1) if np.any(self.stages > 1) else 1
+
+    @property
+    def weight_passes(self) -> Number:
+        """How often a step gathers a matrix for a pass over all its tokens."""
+        if not np.any(self.gathers_once):
+            return self.microbatches
+        return np.where(self.gathers_once, 1, self.microbatches)
 
     @cached_property
     def tokens(self) -> Number:

@@ -20,7 +20,7 @@ from math import prod
 
 import numpy as np
 
-from orchestrator.network.mesh_axes import SLICE_REPLICAS
+from orchestrator.network.mesh_axes import DCN_AXES, SLICE_REPLICAS
 from orchestrator.network.rematerialization import Treatments
 from orchestrator.planning import feasibility, search
 from orchestrator.planning.fastest_ways import fastest_ways
@@ -205,8 +205,8 @@ class _SlicesSearch:
         table = self.table
         # Every number of microbatches of each mesh, ascending: those that fit if activations took
         # no memory.
-        sizes = np.column_stack([table.sizes[keys], table.batch[keys]])
-        place, microbatches = search.splits(self.requests[0], sizes, table.pods[keys])
+        replicas = self.layout(keys, 1, _FreePolicy(), NO_LINKS).ways("batch")
+        place, microbatches = search.splits(self.requests[0], table.batch[keys], replicas)
         keys = keys[place]
         layout = self.layout(keys, microbatches, _FreePolicy(), NO_LINKS)
         fits = peak_bytes(layout) <= layout.chip.hbm_usable_bytes.value * (1 - self.margin)
@@ -292,9 +292,12 @@ class _SlicesSearch:
         row, way = search.matching(np.searchsorted(own, self.table.key_of_row[rows]), way_key)
         rows, remat = rows[row], remat[way]
         layout = self.layout_of_rows(rows, microbatches[way], self.treated[remat])
+        # Nobody asked for a pipeline here.
+        mesh, ones = layout.mesh, np.ones(len(rows), np.int64)
+        between = np.column_stack([mesh[axis] * ones for axis in DCN_AXES])
         candidates = search.Candidates(
             self.table.factors[self.table.place[rows]], layout.sequences, layout.microbatches,
-            remat, search.cost_s_per_token(layout), self.policies,
+            remat, search.cost_s_per_token(layout), between, ones, 0 * ones, self.policies,
         )  # fmt: skip
         return candidates, rows
 

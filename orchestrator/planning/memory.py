@@ -1,5 +1,6 @@
 """The ledger of bytes on one device: the largest phase of a step, not the sum of all lines."""
 
+from collections.abc import Iterator
 from functools import partial
 from math import prod
 
@@ -22,6 +23,7 @@ _ROUTED_STAGES, _DROPLESS_STAGES = 4, 2
 # First matrices of experts that are alive at once before the backward pass: joined and gathered,
 # split, and transposed for the gradients of their rows.
 _TURNED_STAGES = 3
+_STAGE_BUFFERS = 4  # of the stream, in a pipeline: those that arrive and those that are sent
 
 
 def phases(layout: Training) -> tuple[MemoryPhase, ...]:
@@ -32,23 +34,30 @@ def phases(layout: Training) -> tuple[MemoryPhase, ...]:
     # Gradients of the layers and of the unembedding. A single gradient is not summed: it stays in
     # the type it came in. What replicas of a slice reduce layer by layer comes out of one message,
     # and keeps the order of its dimensions.
-    at_once = layout.microbatches == 1
+    at_once = (layout.microbatches == 1) & (layout.stages == 1)
     single = at_once & (layout.devices_along(mesh_axes.REPLICA_AXES) == 1)
-    size = np.where(single, layout.gradient_bytes, ACCUMULATION_BYTES)
+    size: Number = np.where(single, layout.gradient_bytes, ACCUMULATION_BYTES)
     if layout.chip.switched:  # the compiler for GPUs stacks them in the type of the parameters
         size = np.where(at_once, layout.parameter_bytes, ACCUMULATION_BYTES)
     in_order = layout.over_layers(
         lambda block: sum(layout.stored_elements(m.weight, in_order=True) for m in block.matmuls)
     )
     from_message = at_once & (layout.mesh["data"] > 1)
-    blocks = np.where(from_message, in_order, layout.stored_layer_elements)
-    elements = blocks + layout.stored_elements(layout.network.head)
+    blocks: Number = np.where(from_message, in_order, layout.stored_layer_elements)
+    # A pipeline makes those of a chunk at a time: whole ones, where matrices were gathered once.
+    once, chunks = layout.gathers_once, layout.chunks
+    if np.any(once):
+        blocks = np.where(once, layout.layer_elements, blocks)
+        size = np.where(once, layout.compute_bytes, size)
+    elements = blocks / chunks + layout.stored_elements(layout.network.head)
     resting = _resting_lines(layout)
     gradients = _line("gradients", "gradients", "size x elements", size=size, elements=elements)
-    # What a device holds from a microbatch's forward pass to its backward pass.
+    # What a device holds from a microbatch's forward pass to its backward pass: for the layers of
+    # each chunk that is in flight.
+    in_flight = layout.stage_share * layout.chunks_in_flight
     kept = [
         _line("kept_activations", f"kept {_named(block, 'activations')}", "layers x size",
-             layers=layers, size=_block_activation_bytes(layout, "keep", block))
+             layers=layers * in_flight, size=_block_activation_bytes(layout, "keep", block))
         for block, layers in layout.network.kinds
     ]  # fmt: skip
     # Copies of matrices that wait for the backward pass while the loss is computed. Where slices
@@ -62,7 +71,7 @@ def phases(layout: Training) -> tuple[MemoryPhase, ...]:
     saved = [*resting, _copy_line(layout, waiting), *kept]
     in_layers = [*resting, _copy_line(layout, layout.stored_layer_elements), *kept, gradients]
     arrival = _arrival_lines(layout)
-    owned, sums = layout.stored_parameter_elements, ACCUMULATION_BYTES * (layout.microbatches == 1)
+    owned, sums = layout.stored_parameter_elements, ACCUMULATION_BYTES * at_once
     return (
         *([phase("unembedding", *saved, *arrival)] if arrival else []),
         phase("loss", *saved, *_loss_lines(layout)),
@@ -140,14 +149,14 @@ def _copy_line(layout: Training, elements: Number) -> LedgerLine:
     first turns matrices so that the dimension along which they are gathered is the first.
     """
     casts = layout.precision.parameters != layout.activation_type
-    size: Number = layout.compute_bytes * casts
+    size: Number = layout.compute_bytes * casts * (1 - layout.gathers_once)
     if layout.chip.switched:
         turned = layout.over_layers(
             lambda block: sum(_turned_elements(layout, one.weight) for one in block.matmuls)
         )
         is_whole = layout.microbatches > 1
         elements = np.where(is_whole, elements, turned)
-        size = np.where(is_whole, size, layout.parameter_bytes)
+        size = np.where(is_whole, size, layout.parameter_bytes * (1 - layout.gathers_once))
     return _line("compute_copy", "compute copy", "size x layers", size=size, layers=elements)
 
 
@@ -241,6 +250,7 @@ def _backward_lines(layout: Training, block: Block) -> list[tuple[str, list[Ledg
             if any(stack.block == block for stack in segment.stacks)
         )
         rounds = (2 * pattern - 1) * (layout.ways(mesh_axes.GATHERED) > 1)
+        rounds = rounds * (1 - layout.gathers_once)
         sent = layout.total_elements(block.matmuls) * rounds
         late = _line("gathered_weights", "gradients on their way", "size x block",
                      size=layout.gradient_bytes, block=sent)  # fmt: skip
@@ -394,8 +404,9 @@ def _resting_lines(layout: Training) -> list[LedgerLine]:
     filled = len(words) * layout.table_padding_elements / split
     own = layout.stored_parameter_elements - copied - filled
     parameter, moments = layout.parameter_bytes, layout.moment_bytes
-    sums = ACCUMULATION_BYTES * (layout.microbatches > 1)
+    sums = ACCUMULATION_BYTES * ((layout.microbatches > 1) | (layout.stages > 1))
     return [
+        *_pipeline_lines(layout),
         _line("parameters", "parameters", "size x owned", size=parameter, owned=own),
         _line("optimizer_state", "optimizer", "size x owned", size=moments, owned=own),
         *_other_moment_lines(layout),
@@ -404,8 +415,25 @@ def _resting_lines(layout: Training) -> list[LedgerLine]:
         _line("vocab_padding", "vocabulary padding", "size x filled",
              size=parameter + moments, filled=filled),
         _line("gradient_sums", "gradient sums", "size x elements",
-             size=sums, elements=own + copied + filled),
+             size=sums * (1 - layout.gathers_once), elements=own + copied + filled),
     ]  # fmt: skip
+
+
+def _pipeline_lines(layout: Training) -> Iterator[LedgerLine]:
+    """What a stage holds in all ticks: the stream that comes and goes, forward and backward, and
+    where it gathers only once, its whole matrices and their gradients.
+    """
+    if not np.any(layout.stages > 1):
+        return
+    buffers = np.where(layout.stages > 1, _STAGE_BUFFERS / _split_ways(layout), 0)
+    yield _stream_line(layout, buffers)
+    if np.any(layout.gathers_once):
+        whole = layout.layer_elements + layout.total_tables
+        once = layout.gathers_once
+        yield _line("gathered_weights", "matrices of the stage", "size x stage",
+                   size=layout.compute_bytes * once, stage=whole)  # fmt: skip
+        yield _line("gradient_sums", "gradient sums of the stage", "size x stage",
+                   size=ACCUMULATION_BYTES * once, stage=whole)  # fmt: skip
 
 
 def _other_moment_lines(layout: Training) -> list[LedgerLine]:

@@ -10,7 +10,14 @@ from orchestrator import catalog
 from orchestrator.errors import SpecError
 from orchestrator.formatting import DAY_S, HOUR_S
 from orchestrator.goodput.losses import StagePart, change_s, over_stages
-from orchestrator.network.mesh_axes import DCN_GROUPS, GROUPS, ICI_AXES, OPTIONAL_AXES, in_use
+from orchestrator.network.mesh_axes import (
+    DCN_AXES,
+    DCN_GROUPS,
+    GROUPS,
+    ICI_AXES,
+    OPTIONAL_AXES,
+    in_use,
+)
 from orchestrator.network.rematerialization import AUTO
 from orchestrator.planning import flops, nearest_specs, plan_warnings, search
 from orchestrator.planning.collectives import per_layer
@@ -33,11 +40,6 @@ def make_plans(spec: Spec, most: int) -> list[values.Plan]:
     """Return the plan of a spec, then its runners-up of other kinds; with stages there are none."""
     if spec.experiment.stages:
         return [joined(spec, placed(spec, list(_stage_plans(spec))))]
-    for axis in OPTIONAL_AXES:
-        if (getattr(spec.resources.mesh, axis) or 1) > 1:
-            raise SpecError(
-                f"resources.mesh.{axis} has no forecast yet: leave it out, or set it to 1"
-            )
     request = search.search_request(spec)
     result = search.search(request)
     ranked = ranked_choices(request, result.candidates, most)
@@ -186,6 +188,7 @@ def _write_plan(
         ),
         warnings=(),
         choice=spec.choice,
+        pipeline=_planned_pipeline(layout),
     )
     warnings = tuple(plan_warnings.all_warnings(plan, spec, request, result))
     return replace(plan, digest=values.plan_digest(plan), warnings=warnings)
@@ -202,6 +205,20 @@ def _planned_batch(requested: Batch, layout: Training) -> values.PlannedBatch:
     )
 
 
+def _planned_pipeline(layout: Training) -> values.PlannedPipeline | None:
+    if layout.stages == 1:
+        return None
+    places = int(layout.stages * layout.chunks * layout.chunk_layers)
+    return values.PlannedPipeline(
+        stages=int(layout.stages),
+        chunks=layout.chunks,
+        microbatches=layout.microbatches,
+        layers_per_chunk=int(layout.chunk_layers),
+        empty_layers=places - layout.network.layers,
+        weight_gather="per_step" if layout.gathers_once else "per_layer",
+    )
+
+
 def _axes_and_groups(
     request: search.SearchRequest, choice: search.Choice, layout: Training
 ) -> tuple[tuple[values.MeshAxis, ...], dict[str, values.DeviceGroup]]:
@@ -209,7 +226,7 @@ def _axes_and_groups(
     factors, moe = search.factors_of(choice)[0], layout.model.moe
     between = [
         values.MeshAxis(name=axis, size=size, link="dcn", spans=())
-        for axis, size in search.slice_sizes(request).items()
+        for axis, size in ((axis, layout.mesh[axis]) for axis in DCN_AXES)
     ]
     inside = [
         values.MeshAxis(name=axis, size=choice.mesh[axis], link="ici",

@@ -15,13 +15,16 @@ from orchestrator.catalog.chips import Chip, Topology
 from orchestrator.network import rematerialization
 from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Block, LatentAttention
-from orchestrator.network.mesh_axes import ICI_AXES, SLICE_REPLICAS, ways
+from orchestrator.network.mesh_axes import DCN_AXES, GATHERED, ICI_AXES, SLICE_REPLICAS, ways
 from orchestrator.planning.fastest_ways import LeastMemory, Ways, fastest_ways
 from orchestrator.planning.feasibility import (
     Sizes,
     batch_range,
     batches_next_to,
+    meshes_between,
+    model_rules,
     placements,
+    realizable,
     sharing,
     sizes_by_name,
     usable_axes,
@@ -150,22 +153,29 @@ class SearchRequest:
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to run: factors of a placement (torus axes x ICI_AXES), batch and policy."""
+    """One way to run: factors of a placement (torus axes x ICI_AXES), batch and policy; the sizes
+    of DCN_AXES where they are not those of the request; how a pipeline runs.
+    """
 
     factors: tuple[tuple[int, ...], ...]
     sequences: int
     microbatches: int
     remat: Remat
+    between: tuple[int, ...] = ()
+    chunks: int = 1
+    gathers_once: int = 0
 
     @property
     def mesh(self) -> dict[str, int]:
         columns = zip(*self.factors, strict=True)
-        return {axis: prod(column) for axis, column in zip(ICI_AXES, columns, strict=True)}
+        inside = {axis: prod(column) for axis, column in zip(ICI_AXES, columns, strict=True)}
+        return inside | dict(zip(DCN_AXES, self.between, strict=False))
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Ways to run, one per row: factors of the placement, what runs there, and what it costs.
+    """Ways to run, one per row: factors of the placement, sizes between slices (rows x DCN_AXES),
+    what runs there, and what it costs.
     `remat` is a place in `policies`. The cost ranks first: the mean of the lower and the
     unoverlapped time, without hidden transfers to the host, plus what nothing hides.
     """
@@ -175,6 +185,9 @@ class Candidates:
     microbatches: Ints
     remat: Ints
     cost_s_per_token: Floats
+    between: Ints
+    chunks: Ints
+    gathers_once: Ints
     policies: tuple[rematerialization.Policy, ...]
 
     def __len__(self) -> int:
@@ -200,7 +213,15 @@ class Candidates:
             sequences=int(self.sequences[row]),
             microbatches=int(self.microbatches[row]),
             remat=rematerialization.remat_of(self.policies[self.remat[row]]),
+            between=tuple(self.between[row].tolist()),
+            chunks=int(self.chunks[row]),
+            gathers_once=int(self.gathers_once[row]),
         )
+
+    @property
+    def meshes(self) -> Ints:
+        """Sizes of all axes, rows x (ICI_AXES, DCN_AXES)."""
+        return np.concatenate([axis_sizes(self.factors), self.between], axis=1)
 
 
 _COLUMNS = tuple(each.name for each in fields(Candidates) if each.name != "policies")
@@ -235,6 +256,8 @@ def make_layout(
     microbatches: Number,
     remat: rematerialization.Treatments,
     group_links: Links,
+    chunks: Number = 1,
+    gathers_once: Number = 0,
 ) -> Training:
     """Return meshes and what they run; plain numbers make one layout, arrays many."""
     return Training(
@@ -248,6 +271,8 @@ def make_layout(
         microbatches=microbatches,
         mesh={**slice_sizes(request), **sizes},
         links=group_links,
+        chunks=chunks,
+        gathers_once=gathers_once,
     )
 
 
@@ -264,6 +289,7 @@ def layout_of_choice(request: SearchRequest, choice: Choice) -> Training:
     return make_layout(
         request, choice.mesh, choice.sequences, choice.microbatches,
         rematerialization.policy(choice.remat), plain_links(request.torus, factors_of(choice)),
+        choice.chunks, choice.gathers_once,
     )  # fmt: skip
 
 
@@ -271,9 +297,9 @@ def layout_of_rows(request: SearchRequest, candidates: Candidates, rows: Ints) -
     factors = candidates.factors[rows]
     treated = policy_array(candidates.policies, request.experiment.model)
     return make_layout(
-        request, sizes_by_name(axis_sizes(factors)), candidates.sequences[rows],
+        request, sizes_by_name(candidates.meshes[rows]), candidates.sequences[rows],
         candidates.microbatches[rows], treated[candidates.remat[rows]],
-        find_links(request.torus, factors),
+        find_links(request.torus, factors), candidates.chunks[rows], candidates.gathers_once[rows],
     )  # fmt: skip
 
 
@@ -285,84 +311,136 @@ def search(request: SearchRequest) -> SearchResult:
     """Price everything that is realizable and fits; first with the margin, then without."""
     experiment = request.experiment
     batch = experiment.batch
+    between = meshes_between(request.torus, experiment.model, request.mesh, request.pods)
     # Replicas within a pod that the largest batch can feed.
-    most_replicas = max(batch_range(batch)[1] // (request.pods * (batch.microbatches or 1)), 1)
-    realizable = placements(
-        request.torus, experiment.model, batch.length, request.mesh, most_replicas
-    )
-    if request.pods % prod(sharing(request.mesh).values()):
-        realizable = realizable[:0]
+    over_dcn = [ways(sizes_by_name(np.r_[_NO_SIZES, row]), "batch") for row in between]
+    least = min(over_dcn, default=1) * (batch.microbatches or 1)
+    most_replicas = max(batch_range(batch)[1] // int(least), 1)
+    inside = placements(request.torus, experiment.model, batch.length, request.mesh, most_replicas)
+    place, row = (each.reshape(-1) for each in np.indices((len(inside), len(between))))
+    if len(between) > 1:
+        rules = model_rules(experiment.model, batch.length)
+        sizes = np.concatenate([axis_sizes(inside)[place], between[row]], axis=1)
+        holds = realizable(rules, request.mesh, sizes_by_name(sizes))
+        place, row = place[holds], row[holds]
     # Each placement once with the batch below the requested one, and once with the batch above.
-    multiples = multiple_of(request, sizes_by_name(axis_sizes(realizable)))
+    sizes = np.concatenate([axis_sizes(inside)[place], between[row]], axis=1)
+    multiples = multiple_of(request, sizes_by_name(sizes))
     sequences = np.concatenate(batches_next_to(batch, multiples))
-    rows = np.tile(np.arange(len(realizable)), 2)[sequences > 0]
+    rows = np.tile(np.arange(len(place)), 2)[sequences > 0]
     sequences = sequences[sequences > 0]
+    meshes = np.column_stack([sizes[rows], sequences])
     for margin in memory_margins(experiment):
-        candidates, least = _price(request, realizable[rows], sequences, margin)
-        if len(candidates) or least[0] > request.chip.hbm_usable_bytes.value:
+        candidates, least_memory = _price(request, inside[place[rows]], meshes, margin)
+        if len(candidates) or least_memory[0] > request.chip.hbm_usable_bytes.value:
             break
     return SearchResult(
-        enumerated=count_placements(request.torus, usable_axes(experiment.model)),
+        enumerated=count_placements(request.torus, usable_axes(experiment.model)) * len(between),
         realizable=len(np.unique(rows)),
-        smallest_bytes=least[0],
-        smallest_host_bytes=least[1],
+        smallest_bytes=least_memory[0],
+        smallest_host_bytes=least_memory[1],
         margin=margin,
         candidates=candidates,
     )
 
 
+_NO_SIZES = np.ones(len(ICI_AXES), np.int64)
+
+
 def multiple_of(request: SearchRequest, sizes: Sizes) -> Ints:
     """Return what each mesh's batch is a multiple of: replicas times requested microbatches."""
     microbatches = request.experiment.batch.microbatches or 1
-    return np.asarray(request.pods * ways(sizes, "batch") * microbatches)
+    return np.asarray(ways(slice_sizes(request) | sizes, "batch") * microbatches)
 
 
 def _price(
-    request: SearchRequest, factors: Ints, batch: Ints, margin: float
+    request: SearchRequest, factors: Ints, meshes: Ints, margin: float
 ) -> tuple[Candidates, LeastMemory]:
-    """Price each row under the policies, and with the microbatches, that may be its fastest."""
+    """Price each row under the policies, and with the microbatches, that may be its fastest. A row
+    of `meshes` has the sizes of all axes and the batch.
+    """
     policies = searched_policies(request.chip, request.experiment)
     treated = policy_array(policies, request.experiment.model)
     # Memory depends on no link: what fits is found once for each mesh and batch, the keys.
-    meshes = np.column_stack([axis_sizes(factors), batch])
     keys, key_of_row = np.unique(meshes, axis=0, return_inverse=True)
-    key, microbatches = splits(request, keys, request.pods)
+    key_of_row, sizes = key_of_row.reshape(-1), sizes_by_name(keys[:, :-1])
+    key, microbatches = splits(request, keys[:, -1], ways(sizes, "batch"))
+    # Ways to run a pipeline do not compare as numbers of microbatches do: each is a key of its own.
+    place, chunks, once = _ways_of_pipeline(request, sizes, key, microbatches)
+    key, microbatches = key[place], microbatches[place]
+    is_cut = (ways(sizes, "layers") > 1)[key]
+    cell = np.cumsum(np.diff(key, prepend=-1).astype(bool) | is_cut) - 1
+    first = np.flatnonzero(np.diff(cell, prepend=-1))
     # Columns are priced in parts of about a size, all columns of a key in the same part.
-    starts = np.searchsorted(key, key[:: max(_CELLS // len(policies), 1)]).tolist()
-    ends = pairwise(sorted({*starts, len(key)}))
+    starts = np.searchsorted(cell, cell[:: max(_CELLS // len(policies), 1)]).tolist()
+    ends = pairwise(sorted({*starts, len(cell)}))
     found: list[Ways] = []
     least: list[LeastMemory] = []
     for part in [slice(*pair) for pair in ends] or [slice(0, 0)]:
-        key_of_column = key[part]
+        of_column = keys[key[part]]
         layout = make_layout(
-            request, sizes_by_name(keys[key_of_column]), keys[key_of_column, -1],
-            microbatches[part], treated[:, None], NO_LINKS,
+            request, sizes_by_name(of_column[:, :-1]), of_column[:, -1], microbatches[part],
+            treated[:, None], NO_LINKS, chunks[part], once[part],
         )  # fmt: skip
-        part_ways, part_least = fastest_ways(layout, key_of_column, margin)
+        part_ways, part_least = fastest_ways(layout, cell[part], margin)
         found.append(part_ways)
         least.append(part_least)
-    way_key, remat, microbatches = map(np.concatenate, zip(*found, strict=True))
-    row, way = matching(key_of_row.reshape(-1), way_key)
+    way_cell, remat, microbatches = map(np.concatenate, zip(*found, strict=True))
+    row, way = matching(key_of_row, key[first[way_cell]])
+    chunks, once = chunks[first[way_cell]][way], once[first[way_cell]][way]
     layout = make_layout(
-        request, sizes_by_name(axis_sizes(factors)[row]), batch[row], microbatches[way],
-        treated[remat[way]], rows_of_links(find_links(request.torus, factors), row),
+        request, sizes_by_name(meshes[row, :-1]), meshes[row, -1], microbatches[way],
+        treated[remat[way]], rows_of_links(find_links(request.torus, factors), row), chunks, once,
     )  # fmt: skip
     least_hbm, least_host = map(min, zip(*least, strict=True))
     candidates = Candidates(
         factors[row], layout.sequences, layout.microbatches, remat[way], cost_s_per_token(layout),
-        policies,
+        meshes[row, len(ICI_AXES) : -1], chunks, once, policies,
     )  # fmt: skip
     return candidates, (least_hbm, least_host)
 
 
-def splits(request: SearchRequest, keys: Ints, pods: Number) -> tuple[Ints, Ints]:
+def splits(request: SearchRequest, sequences: Ints, replicas: Number) -> tuple[Ints, Ints]:
     """Return each key's place and its numbers of microbatches, ascending, or the requested one."""
     requested = request.experiment.batch.microbatches
-    per_replica = keys[:, -1] // (pods * ways(sizes_by_name(keys), "batch"))
+    per_replica = sequences // replicas
     counts = {n: [requested] if requested else divisors(n) for n in np.unique(per_replica).tolist()}
     listed = [counts[n] for n in per_replica.tolist()]
-    key = np.repeat(np.arange(len(keys)), list(map(len, listed)))
+    key = np.repeat(np.arange(len(sequences)), list(map(len, listed)))
     return key, np.array(list(chain(*listed)), np.int64)
+
+
+def _ways_of_pipeline(
+    request: SearchRequest, sizes: Sizes, key: Ints, microbatches: Ints
+) -> tuple[Ints, Ints, Ints]:
+    """Return places of keys with microbatches, each with the chunks of a stage and with whether it
+    gathers matrices once: all that a pipeline may have, and one chunk without a pipeline.
+    """
+    stages, split = (np.asarray(ways(sizes, axis))[key] for axis in ("layers", GATHERED))
+    if not (stages > 1).any():
+        return np.arange(len(key)), np.ones(len(key), np.int64), np.zeros(len(key), np.int64)
+    segments, wanted = decoder(request.experiment.model).segments, request.mesh.pipeline_chunks
+    rows = []
+    for place, own in enumerate(
+        zip(stages.tolist(), split.tolist(), microbatches.tolist(), strict=True)
+    ):
+        count, ways_of_matrix, passes = own
+        if count == 1:
+            rows.append((place, 1, 0))
+            continue
+        # As few chunks as have so many repeats of the pattern. With several, microbatches pass in
+        # groups of as many as there are stages.
+        repeats = -(-segments[0].repeats // count)
+        fewest = {-(-segments[0].repeats // (count * each)) for each in range(1, repeats + 1)}
+        fewest = {wanted} if wanted else fewest
+        rows += [
+            (place, chunks, once)
+            for chunks in sorted(fewest)
+            if chunks == 1 or passes % count == 0
+            for once in range(1 + (ways_of_matrix > 1))
+        ]
+    columns = np.array(rows, np.int64).reshape(-1, 3).T
+    return columns[0], columns[1], columns[2]
 
 
 def matching(key_of_row: Ints, key_of_way: Ints) -> tuple[Ints, Ints]:

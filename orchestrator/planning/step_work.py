@@ -76,9 +76,10 @@ def transfers(layout: Training) -> Transfers:
 
 _ALONE = frozenset({"mxu", "hbm", "host"})  # what a device keeps busy without its links
 # Matmuls wait for these: the compiler can only send piece by piece what is multiplied piece by
-# piece. Keys and values of other devices are needed whole, and so are tokens of experts.
+# piece. Keys and values of other devices are needed whole, and so are tokens of experts and what
+# comes from the stage before.
 _TENSOR: tuple[LineKind, ...] = ("activation_gather", "activation_scatter")
-_WHOLE: tuple[LineKind, ...] = ("kv_gather", "kv_scatter", *EXPERT_EXCHANGES)
+_WHOLE: tuple[LineKind, ...] = ("kv_gather", "kv_scatter", "stage_exchange", *EXPERT_EXCHANGES)
 # Measured all-gathers reach 95 % of 45 GB/s a link and direction, which datasheets call 50.
 ICI_RATE, _ICI_RATE_SOURCE = 0.95 * 45 / 50, "scaling-book-sharding"
 _LANES = 128  # attention kernels pad a head to whole lanes: 64 costs as much as 128
@@ -104,6 +105,7 @@ class StepWork(Value):
     rate that they reach. `gathers_s` and `dcn_s` can run behind neighbouring layers; matmuls wait
     for `tensor_s`, except pieces of a ring; nothing overlaps `serial_s`. `reductions_by_layer`
     assumes no accumulation. `row_moves` counts rows of experts that a device moves one by one.
+    `bubble` is the share by which stages of a pipeline wait.
     """
 
     matmul_s: Number
@@ -119,6 +121,7 @@ class StepWork(Value):
     reductions: Number
     reductions_by_layer: Number
     slices: Number
+    bubble: Number = 0
 
     @property
     def hops(self) -> Number:
@@ -127,6 +130,7 @@ class StepWork(Value):
 
 def step_work(layout: Training, lines: list[LedgerLine]) -> StepWork:
     """The lines of a ledger by kind, with the passes that it leaves out."""
+    lines = [line for line in lines if line.kind != "pipeline_bubble"]
     attention_s = _total(line.value for line in lines if line.kind in ATTENTION_LINES)
     links = [line for line in lines if line.resource not in _ALONE]
     hidden = [line for line in links if line.kind not in (*_TENSOR, *_WHOLE)]
@@ -151,8 +155,9 @@ def step_work(layout: Training, lines: list[LedgerLine]) -> StepWork:
             _reached_s(line, line.value if line.kind in _WHOLE else line.serial_s) for line in links
         ),
         reductions=_reductions(layout),
-        reductions_by_layer=layout.network.layers * crosses(layout),
+        reductions_by_layer=layout.network.layers * layout.stage_share * crosses(layout),
         slices=layout.devices_along(DCN_AXES),
+        bubble=layout.bubble,
     )
 
 
@@ -174,7 +179,7 @@ def never_hidden_s(layout: Training, lines: list[LedgerLine]) -> Number:
     matmuls, the moves of rows, and the other half of exchanges that nothing hides.
     """
     whole_s = _total(line.value - line.serial_s for line in lines if line.kind in _WHOLE)
-    return between_s(layout) + whole_s / 2
+    return between_s(layout) * (1 + layout.bubble) + whole_s / 2
 
 
 def between_s(layout: Training) -> Number:
@@ -233,7 +238,7 @@ def _quantization_bytes(layout: Training) -> Number:
             total = total + (1 + again) * streams + made + results + streams
         return total
 
-    weights = 2 * layout.microbatches * layout.layer_elements
+    weights = 2 * layout.weight_passes * layout.layer_elements
     return _QUANTIZED_BYTES * (layout.step_tokens * layout.over_layers(elements) + weights)
 
 
@@ -297,7 +302,7 @@ def _reductions(layout: Training) -> Number:
     """
     shared = layout.devices_along(SHARED_OVER_DCN) > 1
     by_layer = shared | (layout.microbatches == 1)
-    each = np.where(by_layer, layout.network.layers * layout.microbatches, 1)
+    each = np.where(by_layer, layout.network.layers * layout.stage_share * layout.weight_passes, 1)
     return each * crosses(layout)
 
 

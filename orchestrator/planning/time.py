@@ -53,6 +53,7 @@ def time_lines(layout: Training) -> list[LedgerLine]:
                 serial_s=exchange.serial_bytes / rate,
             )
         )
+    lines += _bubble_lines(layout, lines)
     hops = [
         LedgerLine(
             kind="latency",
@@ -67,6 +68,43 @@ def time_lines(layout: Training) -> list[LedgerLine]:
         for group, count in calls.items()
     ]
     return lines + hops
+
+
+# What the passes of a pipeline do in each tick; words and losses are made once for a microbatch.
+_IN_TICKS: tuple[LineKind, ...] = (
+    "matmul", "copied_heads", "expert_padding", "expert_imbalance", "matmul_recompute", "attention",
+    "attention_recompute", "activation_traffic", "activation_gather", "activation_scatter",
+    "kv_gather", "kv_scatter", "expert_exchange", "expert_gather", "expert_scatter",
+)  # fmt: skip
+_IN_TICKS_IF_GATHERED: tuple[LineKind, ...] = ("weight_gather", "gradient_scatter")
+
+
+def _bubble_lines(layout: Training, lines: list[LedgerLine]) -> list[LedgerLine]:
+    """What each resource of a stage waits at the ends of a step, as if it were the only one."""
+    if not np.any(layout.stages > 1):
+        return []
+    by_layer, busy = 1 - layout.gathers_once, dict[str, Number]()
+    for line in lines:
+        share = by_layer if line.kind in _IN_TICKS_IF_GATHERED else line.kind in _IN_TICKS
+        name = line.resource or ""
+        busy[name] = busy.get(name, 0.0) + share * line.value
+    return [
+        LedgerLine(
+            kind="pipeline_bubble",
+            name=f"bubble of {_BUBBLE_NAMES.get(name, name)}",
+            value=layout.bubble * seconds,
+            unit="s",
+            formula="passes x (stages - 1) / (microbatches x chunks)",
+            inputs={"passes": seconds, "stages": layout.stages,
+                    "microbatches": layout.microbatches, "chunks": layout.chunks},
+            resource=name,
+        )
+        for name, seconds in busy.items()
+        if np.any(seconds)
+    ]  # fmt: skip
+
+
+_BUBBLE_NAMES = {"mxu": "matmuls", "hbm": "memory traffic"}
 
 
 def activation_peak(layout: Layout) -> float:

@@ -16,7 +16,9 @@ from orchestrator.values.model import Model
 PLAN_SCHEMA = 6
 
 Link = Literal["dcn", "ici"]
-CollectiveKind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all"]
+CollectiveKind = Literal[
+    "all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute"
+]
 
 # What a ledger line counts. Its name is for people, its kind for code.
 LineKind = Literal[
@@ -529,8 +531,8 @@ def _leave_out(values: dict[str, Any]) -> None:
 ReasonCode = Literal[
     "stage", "memory", "host_memory", "more_chips_needed", "largest_slice", "largest_domain",
     "slice_factors", "batch_not_divisible", "dimension_not_divisible", "sequences_not_whole",
-    "requested_mesh", "mesh_size", "pods_not_divisible", "no_mesh", "beyond_all_chips",
-    "nothing_near",
+    "too_few_layers", "requested_mesh", "mesh_size", "pods_not_divisible", "no_mesh",
+    "beyond_all_chips", "nothing_near",
 ]  # fmt: skip
 
 
