@@ -122,6 +122,17 @@ def in_use(axes: Iterable[str], mesh: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(axis for axis in axes if axis not in _NAMED_IN_USE or mesh.get(axis, 1) > 1)
 
 
+def named_sizes(mesh: Mapping[str, int]) -> dict[str, int]:
+    """The sizes that a plan states, outermost first: those that only some plans have where they
+    have several devices.
+    """
+    return {
+        axis: mesh[axis]
+        for axis in AXES
+        if axis in mesh and (axis not in OPTIONAL_AXES or mesh[axis] > 1)
+    }
+
+
 def sizes(mesh: Mapping[str, int], axes: Iterable[str] = AXES) -> dict[str, int]:
     """Sizes of the axes of a plan's mesh; an axis that it lacks has one device."""
     return {axis: mesh.get(axis, 1) for axis in axes}

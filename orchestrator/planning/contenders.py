@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from orchestrator import catalog
 from orchestrator.network.rematerialization import AUTO, text_of
-from orchestrator.planning.feasibility import usable_axes
+from orchestrator.planning.feasibility import pinned_sizes
 from orchestrator.planning.nearest_specs import (
     MESH,
     MICROBATCHES,
@@ -24,13 +25,11 @@ from orchestrator.planning.search import (
     search,
     search_request,
 )
-from orchestrator.planning.torus import axis_sizes
 from orchestrator.values.codec import Value
 from orchestrator.values.plan import Plan, program_digest
 from orchestrator.values.spec import MeshRequest, Spec
 
 OPTIONS = "experiment.compiler_options"
-SHARED = "fsdp_dcn"
 
 
 class Contender(Value):
@@ -51,10 +50,6 @@ def make_contenders(spec: Spec, most: int, room_bytes: float = 0.0) -> list[Cont
         spec = changed(spec, {REMAT: AUTO, MICROBATCHES: AUTO})
         spec = replace(spec, choice=None, resources=replace(spec.resources, mesh=shares))
     first = make_plan(spec)
-    shared = first.mesh[SHARED]
-    if shared > 1:  # the search of GPUs chooses it, and that of one plan takes it as given
-        mesh = replace(spec.resources.mesh, **{SHARED: shared})
-        spec = replace(spec, resources=replace(spec.resources, mesh=mesh))
     request = search_request(spec)
     chip = request.chip
     if room_bytes:
@@ -87,7 +82,12 @@ def _text(value: bool | int | float | str) -> str:
 def _pinned(spec: Spec, made: Plan | Choice) -> Contender:
     """Pin a plan's mesh, policy and microbatches in its spec, and plan that."""
     count = made.batch.microbatches if isinstance(made, Plan) else made.microbatches
-    sizes = {axis: made.mesh[axis] for axis in usable_axes(spec.experiment.model)}
+    if isinstance(made, Plan):
+        chunks = made.pipeline.chunks if made.pipeline else 1
+    else:
+        chunks = made.chunks
+    switched = catalog.chip_of(spec.resources).switched
+    sizes = pinned_sizes(spec.experiment.model, made.mesh, chunks, switched=switched)
     mesh = replace(spec.resources.mesh, **sizes)
     experiment = replace(
         spec.experiment,
@@ -95,8 +95,7 @@ def _pinned(spec: Spec, made: Plan | Choice) -> Contender:
         batch=replace(spec.experiment.batch, microbatches=count),
     )
     pinned = replace(spec, experiment=experiment, resources=replace(spec.resources, mesh=mesh))
-    asked = {**sizes, **({SHARED: mesh.fsdp_dcn} if mesh.fsdp_dcn else {})}
-    listed = ", ".join(f"{axis}: {size}" for axis, size in asked.items())
+    listed = ", ".join(f"{axis}: {size}" for axis, size in sizes.items())
     pins: Change = {MESH: f"{{{listed}}}", REMAT: text_of(made.remat), MICROBATCHES: count}
     return Contender(overrides=overrides(pins), spec=pinned, plan=make_plan(pinned))
 
@@ -113,7 +112,7 @@ def _choices(
     expected = np.full(len(candidates), np.inf)
     expected[near] = expected_s_of(layout_of_rows(request, candidates, near))
     remaining &= expected <= expected.min() * uncertain
-    programs = np.column_stack([axis_sizes(candidates.factors), kinds])
+    programs = np.column_stack([candidates.meshes, candidates.chunks, kinds])
     rows: list[int] = []
     while len(rows) < most and remaining.any():
         of_round = remaining.copy()

@@ -1,6 +1,6 @@
 """Which meshes a model, a batch and a slice allow: every axis must divide what it splits."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -135,6 +135,20 @@ def usable_axes(model: Model) -> tuple[str, ...]:
     """Return the axes of a slice that have something of the model to split."""
     idle = {*PIPELINE, *(() if model.moe else LOGICAL_AXES[EXPERTS])}
     return tuple(axis for axis in ICI_AXES if axis not in idle)
+
+
+def pinned_sizes(
+    model: Model, mesh: Mapping[str, int], chunks: int, *, switched: bool
+) -> dict[str, int]:
+    """Return the keys of a mesh request that the search answers with this mesh. For a switched chip
+    it chooses axes between domains too, so all have their size.
+    """
+    others = [axis for axis in (*MODEL_OVER_DCN, *in_slice(PIPELINE)) if axis in mesh or switched]
+    if model.moe is None:
+        others = [axis for axis in others if axis not in LOGICAL_AXES[EXPERTS]]
+    found = {axis: mesh.get(axis, 1) for axis in (*usable_axes(model), *others)}
+    found = {axis: n for axis, n in found.items() if n > 1 or switched or axis not in others}
+    return found | ({"pipeline_chunks": chunks} if ways(mesh, "layers") > 1 else {})
 
 
 def placements(

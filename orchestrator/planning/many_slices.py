@@ -20,13 +20,13 @@ from math import prod
 
 import numpy as np
 
-from orchestrator.network.mesh_axes import DCN_AXES, SLICE_REPLICAS
+from orchestrator.network.mesh_axes import DCN_AXES, PIPELINE, SLICE_REPLICAS
 from orchestrator.network.rematerialization import Treatments
 from orchestrator.planning import feasibility, search
 from orchestrator.planning.fastest_ways import fastest_ways
 from orchestrator.planning.layout import Number, Training
 from orchestrator.planning.memory import peak_bytes
-from orchestrator.planning.ranking import SURE_WITHIN, contenders, expected_s_of, pick
+from orchestrator.planning.ranking import SURE_WITHIN, best_choices, contenders, expected_s_of, pick
 from orchestrator.planning.torus import (
     NO_LINKS,
     Floats,
@@ -38,7 +38,6 @@ from orchestrator.planning.torus import (
     join_links,
     rows_of_links,
 )
-from orchestrator.values.codec import Treatment
 
 
 @dataclass(frozen=True)
@@ -108,17 +107,13 @@ _BOUND_SLACK = 0.02
 _REACH = (1 + SURE_WITHIN) / (1 - _BOUND_SLACK)
 
 
-class _FreePolicy:
-    """Treatments that take neither time nor memory: no policy undercuts them."""
-
-    needs_host = False
-
-    def share(self, tensor: str, treatment: Treatment) -> int:  # noqa: ARG002
-        return 0
-
-
 def best_of_slices(requests: Sequence[search.SearchRequest]) -> list[search.Choice | None]:
     """Return each request's choice, or None; requests differ only in topology and pods."""
+    asked = requests[0].mesh if requests else None
+    if requests and (requests[0].torus.switched or any(getattr(asked, axis) for axis in PIPELINE)):
+        # Only the search of one slice knows pipelines.
+        each = (best_choices(one, search.search(one).candidates, 1) for one in requests)
+        return [next(iter(choices), None) for choices in each]
     found: list[search.Choice | None] = [None] * len(requests)
 
     def shape(place: int) -> tuple[int, ...]:
@@ -205,10 +200,10 @@ class _SlicesSearch:
         table = self.table
         # Every number of microbatches of each mesh, ascending: those that fit if activations took
         # no memory.
-        replicas = self.layout(keys, 1, _FreePolicy(), NO_LINKS).ways("batch")
+        replicas = self.layout(keys, 1, search.FreePolicy(), NO_LINKS).ways("batch")
         place, microbatches = search.splits(self.requests[0], table.batch[keys], replicas)
         keys = keys[place]
-        layout = self.layout(keys, microbatches, _FreePolicy(), NO_LINKS)
+        layout = self.layout(keys, microbatches, search.FreePolicy(), NO_LINKS)
         fits = peak_bytes(layout) <= layout.chip.hbm_usable_bytes.value * (1 - self.margin)
         keys, microbatches = keys[fits], microbatches[fits]
         first = np.flatnonzero(np.diff(keys, prepend=-1))
@@ -242,7 +237,7 @@ class _SlicesSearch:
         return self.layout(self.table.key_of_row[rows], microbatches, remat, links)
 
     def cost_bounds(self, keys: Ints, fewest: Ints, links: Links) -> Floats:
-        layout = self.layout(keys, fewest[keys], _FreePolicy(), links)
+        layout = self.layout(keys, fewest[keys], search.FreePolicy(), links)
         return search.cost_s_per_token(layout)
 
     def bound_placements(self, keys: Ints, fewest: Ints) -> None:

@@ -11,6 +11,7 @@ from orchestrator import catalog
 from orchestrator.errors import SpecError
 from orchestrator.formatting import DAY_S, HOUR_S
 from orchestrator.goodput.losses import change_s, odds_below
+from orchestrator.network.mesh_axes import named_sizes
 from orchestrator.planning import flops, forecast, nearest_specs, search
 from orchestrator.planning.feasibility import batch_range, sizes_by_name
 from orchestrator.planning.many_slices import best_of_slices
@@ -319,7 +320,7 @@ def _stage_offer(
     goodput, days, _, dollars = forecast.time_and_money(layout, step_s, terms)
     offer = replace(
         offer,
-        mesh=choice.mesh,
+        mesh=named_sizes(choice.mesh),
         sequences=choice.sequences,
         microbatches=choice.microbatches,
         tokens_per_chip=choice.sequences * layout.length / chips,

@@ -24,8 +24,13 @@ from orchestrator.planning.collectives import per_layer
 from orchestrator.planning.forecast import add, forecast, plus, typical
 from orchestrator.planning.infeasible import Infeasible, infeasible
 from orchestrator.planning.layout import Training
-from orchestrator.planning.ranking import RULE, RankedChoice, ranked_choices, ranked_s_per_token
-from orchestrator.planning.torus import divisors, spans_of
+from orchestrator.planning.ranking import (
+    PIPELINE_RULE,
+    RULE,
+    RankedChoice,
+    ranked_choices,
+)
+from orchestrator.planning.torus import spans_of
 from orchestrator.values import plan as values
 from orchestrator.values.model import Model
 from orchestrator.values.spec import Batch, MeshRequest, Pods, Spec
@@ -44,24 +49,8 @@ def make_plans(spec: Spec, most: int) -> list[values.Plan]:
     result = search.search(request)
     ranked = ranked_choices(request, result.candidates, most)
     if not ranked:
-        is_open = request.chip.switched and spec.resources.mesh.fsdp_dcn is None
-        if is_open and (shared := _plans_over_nodes(spec, request.pods, most)):
-            return shared
         raise infeasible(spec, request, result)
     return [_write_plan(spec, request, result, choice) for choice in ranked]
-
-
-def _plans_over_nodes(spec: Spec, domains: int, most: int) -> list[values.Plan]:
-    """Return plans in which several domains share one copy of the weights, for a model of which no
-    domain has room for a copy: a GPU's is small, so the search chooses how many.
-    """
-    made = list[values.Plan]()
-    for shared in divisors(domains)[1:]:
-        with suppress(Infeasible):
-            made += make_plans(
-                nearest_specs.changed(spec, {f"{nearest_specs.MESH}.fsdp_dcn": shared}), most
-            )
-    return sorted(made, key=ranked_s_per_token)[:most]
 
 
 # Smaller lines of a step, cuts of a line and gains in days are not worth a change.
@@ -184,7 +173,7 @@ def _write_plan(
             realizable=result.realizable,
             priced=len(result.candidates),
             alike=ranked.alike,
-            rule=RULE,
+            rule=RULE + PIPELINE_RULE * request.chip.switched,
         ),
         warnings=(),
         choice=spec.choice,

@@ -7,9 +7,10 @@ from typing import Literal
 import numpy as np
 
 from orchestrator import catalog
-from orchestrator.network.mesh_axes import ICI_AXES, LOGICAL_AXES, in_slice
+from orchestrator.network.mesh_axes import ICI_AXES, LOGICAL_AXES, in_slice, ways
 from orchestrator.network.rematerialization import policy
 from orchestrator.planning.expected import expected_s
+from orchestrator.planning.feasibility import sizes_by_name
 from orchestrator.planning.layout import Training
 from orchestrator.planning.search import Candidates, Choice, SearchRequest, layout_of_rows
 from orchestrator.planning.time import step_time, time_lines
@@ -26,6 +27,9 @@ OFFLOAD_GAIN = 0.02
 # Of plans this close by the first rule, one that is expected to be faster by more than the forecast
 # knows goes first.
 SURE_WITHIN = 0.05
+# Whether the sends of a pipeline run beside its products, no published run of such a chip shows.
+PIPELINE_GAIN = 0.05
+PIPELINE_RULE = f"; a pipeline has to gain more than {PIPELINE_GAIN:.0%}"
 RULE = (
     "fastest per token, by the mean of lower and unoverlapped time (a run hides its exchanges in"
     " part, and host transfers as far as computation covers them) with what no exchange hides;"
@@ -81,7 +85,7 @@ def ranked_choices(request: SearchRequest, candidates: Candidates, most: int) ->
     ranked = []
     for row in rows:
         near = same_kind(row) & (cost <= cost[row] * factor)
-        meshes = np.unique(axis_sizes(candidates.factors[near]), axis=0)
+        meshes = np.unique(candidates.meshes[near], axis=0)
         ranked.append(RankedChoice(candidates.choice(row), len(meshes) - 1))
     return ranked
 
@@ -89,7 +93,13 @@ def ranked_choices(request: SearchRequest, candidates: Candidates, most: int) ->
 def kinds_of(candidates: Candidates) -> Ints:
     """Return what tells kinds of plans apart: axes that split layers, policy and microbatches."""
     sizes = axis_sizes(candidates.factors)[:, [ICI_AXES.index(axis) for axis in _WITHIN_LAYERS]]
-    return np.column_stack([sizes, candidates.remat, candidates.microbatches])
+    kinds = np.column_stack([sizes, candidates.remat, candidates.microbatches])
+    stages = stages_of(candidates)
+    return np.column_stack([kinds, stages]) if np.any(stages > 1) else kinds
+
+
+def stages_of(candidates: Candidates) -> Ints:
+    return np.asarray(ways(sizes_by_name(candidates.meshes), "layers"))
 
 
 def contenders(candidates: Candidates, among: Bools) -> Ints:
@@ -120,11 +130,14 @@ def _first(request: SearchRequest, candidates: Candidates, rows: Ints, expected:
     on_chip = ~candidates.offloads[rows]
     if cost[on_chip].min(initial=np.inf) <= cost.min() * (1 + OFFLOAD_GAIN):
         places = places[on_chip]
+    plain = places[stages_of(candidates)[rows][places] == 1]
+    if cost[plain].min(initial=np.inf) <= cost[places].min() * (1 + PIPELINE_GAIN):
+        places = plain
     places = places[cost[places] <= cost[places].min() * (1 + TIE)]
     for values, within in (
         (np.abs(candidates.sequences[rows] - request.experiment.batch.sequences), 0.0),
         (expected, _SAME),
-        ((axis_sizes(candidates.factors[rows]) > 1).sum(axis=1), 0.0),
+        ((candidates.meshes[rows] > 1).sum(axis=1), 0.0),
     ):
         places = places[values[places] <= values[places].min() * (1 + within)]
     return int(places[np.argmin(cost[places])])

@@ -48,15 +48,15 @@ def rehearse(
     of the smallest slice that has at least four.
     """
     chip = catalog.chip_of(plan)
-    shared = sizes(plan.mesh, MODEL_OVER_DCN)
-    # At most eight pods, in whole groups that share weights.
+    # At most eight pods, in whole groups that hold one copy of the model.
+    shared = _between(plan)
     group = prod(shared.values())
     pods = min(plan.pods, max(MOST_PODS // group, 1) * group)
     topology = _topology(chip, plan, devices)
     meshes = [_mesh(stage, topology.chips * chip.devices) for stage in plan.each_stage]
     mesh = {axis: lcm(*(sizes[axis] for sizes in meshes)) for axis in ICI_AXES}
     model = _model(plan, mesh | shared)
-    batch, full = _batch(plan, pods, meshes[0]), spec.experiment
+    batch, full = _batch(plan, pods, meshes[0] | shared), spec.experiment
     data, warmup = full.data, min(full.optimizer.warmup_steps, ceil(steps / 4))
     if model.vocab != full.model.vocab:
         # A token of the smaller vocabulary, so that documents are rehearsed too.
@@ -89,7 +89,9 @@ def rehearse(
             chip_definition=plan.chip_definition,
             topology=str(topology),
             pods=values.Pods(min=min(spec.resources.pods.min, pods), max=pods),
-            mesh=values.MeshRequest(**meshes[0], **shared),
+            mesh=values.MeshRequest(
+                **meshes[0], **shared, pipeline_chunks=_chunks(plan) if plan.pipeline else None
+            ),
             goodput=spec.resources.goodput,
             failures=spec.resources.failures,
         ),
@@ -129,7 +131,8 @@ def _with_stages(
     steps, count = small.tokens // small.batch.sequences // small.batch.length, len(plan.stages)
     stages = []
     for number, (stage, mesh) in enumerate(zip(plan.stages, meshes, strict=True)):
-        batch = _batch(stage, pods, {axis: getattr(mesh, axis) for axis in ICI_AXES})
+        named = {axis: getattr(mesh, axis) or 1 for axis in (*ICI_AXES, *MODEL_OVER_DCN)}
+        batch = _batch(stage, pods, named)
         own = max(steps // count + (number < steps % count), 1)
         warmup = min(stage.optimizer.warmup_steps, ceil(own / 4))
         stages.append(
@@ -177,6 +180,22 @@ def _mesh(plan: Plan, devices: int) -> dict[str, int]:
     return mesh
 
 
+def _between(plan: Plan) -> dict[str, int]:
+    """Return sizes of the axes between pods; factors of two as above, where there are too many."""
+    planned = sizes(plan.mesh, MODEL_OVER_DCN)
+    if prod(planned.values()) <= MOST_PODS:
+        return planned
+    present, mesh = cycle([axis for axis, size in planned.items() if size > 1]), dict(planned)
+    mesh.update(dict.fromkeys(planned, 1))
+    while prod(mesh.values()) < min(MOST_PODS, plan.pods):
+        mesh[next(present)] *= 2
+    return mesh
+
+
+def _chunks(plan: Plan) -> int:
+    return min(plan.pipeline.chunks, 2) if plan.pipeline else 1
+
+
 def _model(plan: Plan, mesh: dict[str, int]) -> Model:
     """Return the model in its own proportions at a width of about 128, or itself if no wider."""
     full = plan.model
@@ -197,7 +216,7 @@ def _model(plan: Plan, mesh: dict[str, int]) -> Model:
     pattern = len(full.window_pattern) if patterned else 1
     length = plan.batch.length
     shrunk = {
-        "layers": min(full.layers, max(_LAYERS, pattern)),
+        "layers": min(full.layers, max(_LAYERS, pattern * ways(mesh, "layers") * _chunks(plan))),
         "window": full.window and max(full.window * min(length, _LENGTH) // length, 1),
         "d_model": d_model,
         "d_ff": _multiple(full.d_ff * scale, lcm(ways(mesh, "ff"), 16)),
@@ -255,19 +274,28 @@ def _multiple(value: float, factor: int) -> int:
 
 
 def _batch(plan: Plan, pods: int, mesh: dict[str, int]) -> values.Batch:
-    replicas, each = pods * ways(mesh, "batch"), plan.batch.sequences_per_replica
+    copies = pods // prod(sizes(mesh, MODEL_OVER_DCN).values())
+    replicas, each = copies * ways(mesh, "batch"), plan.batch.sequences_per_replica
     if _is_small(plan):
         return values.Batch(sequences=replicas * each, length=plan.batch.length)
     zigzag = ways(mesh, "residual_length") * 2
     length = min(plan.batch.length, _LENGTH)
     length = max(length - length % zigzag, zigzag)
-    return values.Batch(sequences=replicas * min(each, _SEQUENCES_PER_REPLICA), length=length)
+    # Stages of a pipeline each have one to work on.
+    fewest = max(_SEQUENCES_PER_REPLICA, ways(mesh, "layers"))
+    return values.Batch(sequences=replicas * min(each, fewest), length=length)
 
 
 def _changes(plan: Plan, copy: Plan) -> Iterator[str]:
     if copy.pods < plan.pods:
         yield f"{plan.pods} pods became {copy.pods}"
-    gone = [axis for axis in ICI_AXES if plan.mesh.get(axis, 1) > 1 == copy.mesh.get(axis, 1)]
+    before, after = sizes(plan.mesh), sizes(copy.mesh)
+    fewer = {
+        axis: size for axis, size in after.items() if axis in MODEL_OVER_DCN if size < before[axis]
+    }
+    for axis, size in fewer.items():
+        yield f"{axis} {before[axis]} became {size}"
+    gone = [axis for axis in ICI_AXES if before[axis] > 1 == after[axis]]
     if gone:
         was = ", ".join(f"{axis} {plan.mesh[axis]}" for axis in gone)
         yield f"{was} became 1: too few devices for all axes"

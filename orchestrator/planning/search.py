@@ -1,6 +1,6 @@
 """The search: price every realizable way to run, under each policy of rematerialization."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import chain, combinations_with_replacement, pairwise, product
@@ -15,7 +15,14 @@ from orchestrator.catalog.chips import Chip, Topology
 from orchestrator.network import rematerialization
 from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Block, LatentAttention
-from orchestrator.network.mesh_axes import DCN_AXES, GATHERED, ICI_AXES, SLICE_REPLICAS, ways
+from orchestrator.network.mesh_axes import (
+    DCN_AXES,
+    GATHERED,
+    ICI_AXES,
+    PIPELINE,
+    SLICE_REPLICAS,
+    ways,
+)
 from orchestrator.planning.fastest_ways import LeastMemory, Ways, fastest_ways
 from orchestrator.planning.feasibility import (
     Sizes,
@@ -30,6 +37,7 @@ from orchestrator.planning.feasibility import (
     usable_axes,
 )
 from orchestrator.planning.layout import Number, Training
+from orchestrator.planning.memory import peak_bytes
 from orchestrator.planning.step_work import never_hidden_s, transfers
 from orchestrator.planning.time import step_time, time_lines
 from orchestrator.planning.torus import (
@@ -321,7 +329,10 @@ def search(request: SearchRequest) -> SearchResult:
     if len(between) > 1:
         rules = model_rules(experiment.model, batch.length)
         sizes = np.concatenate([axis_sizes(inside)[place], between[row]], axis=1)
-        holds = realizable(rules, request.mesh, sizes_by_name(sizes))
+        named = sizes_by_name(sizes)
+        holds = realizable(rules, request.mesh, named)
+        if request.mesh.data is None:  # with several domains, replicas lie apart
+            holds &= named["data"] == 1
         place, row = place[holds], row[holds]
     # Each placement once with the batch below the requested one, and once with the batch above.
     sizes = np.concatenate([axis_sizes(inside)[place], between[row]], axis=1)
@@ -371,33 +382,79 @@ def _price(
     is_cut = (ways(sizes, "layers") > 1)[key]
     cell = np.cumsum(np.diff(key, prepend=-1).astype(bool) | is_cut) - 1
     first = np.flatnonzero(np.diff(cell, prepend=-1))
-    # Columns are priced in parts of about a size, all columns of a key in the same part.
-    starts = np.searchsorted(cell, cell[:: max(_CELLS // len(policies), 1)]).tolist()
-    ends = pairwise(sorted({*starts, len(cell)}))
-    found: list[Ways] = []
-    least: list[LeastMemory] = []
-    for part in [slice(*pair) for pair in ends] or [slice(0, 0)]:
-        of_column = keys[key[part]]
-        layout = make_layout(
-            request, sizes_by_name(of_column[:, :-1]), of_column[:, -1], microbatches[part],
-            treated[:, None], NO_LINKS, chunks[part], once[part],
+
+    def layout_of(columns: Any, remat: rematerialization.Treatments, links: Links) -> Training:
+        of_column = keys[key[columns]]
+        return make_layout(
+            request, sizes_by_name(of_column[:, :-1]), of_column[:, -1], microbatches[columns],
+            remat, links, chunks[columns], once[columns],
         )  # fmt: skip
-        part_ways, part_least = fastest_ways(layout, cell[part], margin)
-        found.append(part_ways)
-        least.append(part_least)
-    way_cell, remat, microbatches = map(np.concatenate, zip(*found, strict=True))
-    row, way = matching(key_of_row, key[first[way_cell]])
-    chunks, once = chunks[first[way_cell]][way], once[first[way_cell]][way]
-    layout = make_layout(
-        request, sizes_by_name(meshes[row, :-1]), meshes[row, -1], microbatches[way],
-        treated[remat[way]], rows_of_links(find_links(request.torus, factors), row), chunks, once,
-    )  # fmt: skip
-    least_hbm, least_host = map(min, zip(*least, strict=True))
-    candidates = Candidates(
-        factors[row], layout.sequences, layout.microbatches, remat[way], cost_s_per_token(layout),
-        meshes[row, len(ICI_AXES) : -1], chunks, once, policies,
-    )  # fmt: skip
-    return candidates, (least_hbm, least_host)
+
+    def fastest(columns: Any) -> tuple[Ways, LeastMemory]:
+        layout = layout_of(columns, treated[:, None], NO_LINKS)
+        return fastest_ways(layout, cell[columns], margin)
+
+    def priced(found: Sequence[Ways]) -> Candidates:
+        way_cell, remat, passes = map(np.concatenate, zip(*found, strict=True))
+        row, way = matching(key_of_row, key[first[way_cell]])
+        place = first[way_cell][way]
+        links = rows_of_links(find_links(request.torus, factors), row)
+        layout = make_layout(
+            request, sizes_by_name(meshes[row, :-1]), meshes[row, -1], passes[way],
+            treated[remat[way]], links, chunks[place], once[place],
+        )  # fmt: skip
+        return Candidates(
+            factors[row], layout.sequences, layout.microbatches, remat[way],
+            cost_s_per_token(layout), meshes[row, len(ICI_AXES) : -1], chunks[place], once[place],
+            policies,
+        )  # fmt: skip
+
+    if not request.torus.switched or request.pods == 1:
+        # Columns are priced in parts of about a size, all columns of a key in the same part.
+        starts = np.searchsorted(cell, cell[:: max(_CELLS // len(policies), 1)]).tolist()
+        ends = pairwise(sorted({*starts, len(cell)}))
+        parts = [slice(*pair) for pair in ends] or [slice(0, 0)]
+        found, least = zip(*map(fastest, parts), strict=True)
+        least_hbm, least_host = map(min, zip(*least, strict=True))
+        return priced(found), (least_hbm, least_host)
+    # Over many nodes there are too many ways for all policies. None is faster than without what a
+    # policy costs: in the order of that bound, ways are priced until none is near the best. In a
+    # switched domain a mesh has one placement.
+    row_of_key = np.unique(key_of_row, return_index=True)[1]
+    links = rows_of_links(find_links(request.torus, factors[row_of_key]), key)
+    free = layout_of(slice(None), FreePolicy(), links)
+    peaks = np.broadcast_to(peak_bytes(free), len(key))
+    fits = peaks <= request.chip.hbm_usable_bytes.value * (1 - margin)
+    bounds = np.full(cell[-1:].sum() + 1, np.inf)
+    np.minimum.at(bounds, cell[fits], cost_s_per_token(free)[fits])
+    order, best, least_hbm, least_host = np.argsort(bounds, kind="stable"), np.inf, np.inf, np.inf
+    joined = [priced([fastest(slice(0, 0))[0]])]
+    for begin, end in pairwise([0, *np.cumsum(_ROUNDS).tolist()]):
+        near = [one for one in order[begin:end] if bounds[one] <= _REACH * best]
+        near = [one for one in near if bounds[one] < np.inf]
+        columns = np.flatnonzero(np.isin(cell, near))
+        if not len(columns):
+            break
+        own, memory = fastest(columns)
+        joined.append(priced([own]))
+        best = joined[-1].cost_s_per_token.min(initial=best)
+        least_hbm, least_host = min(least_hbm, memory[0]), min(least_host, memory[1])
+    if not len(columns) and best == np.inf:
+        least_hbm = float(peaks.min(initial=np.inf))
+    return Candidates.join(joined), (least_hbm, least_host)
+
+
+_ROUNDS = (200, 800, 3200, 12_800, 1_000_000)  # ways whose policies are priced, round by round
+_REACH = 1.15  # what takes longer is not shown as a runner-up
+
+
+class FreePolicy:
+    """Treatments that take neither time nor memory: no policy undercuts them."""
+
+    needs_host = False
+
+    def share(self, tensor: str, treatment: Treatment) -> int:  # noqa: ARG002
+        return 0
 
 
 def splits(request: SearchRequest, sequences: Ints, replicas: Number) -> tuple[Ints, Ints]:
@@ -419,28 +476,34 @@ def _ways_of_pipeline(
     stages, split = (np.asarray(ways(sizes, axis))[key] for axis in ("layers", GATHERED))
     if not (stages > 1).any():
         return np.arange(len(key)), np.ones(len(key), np.int64), np.zeros(len(key), np.int64)
-    segments, wanted = decoder(request.experiment.model).segments, request.mesh.pipeline_chunks
-    rows = []
-    for place, own in enumerate(
-        zip(stages.tolist(), split.tolist(), microbatches.tolist(), strict=True)
-    ):
-        count, ways_of_matrix, passes = own
+    [*segments], wanted = decoder(request.experiment.model).segments, request.mesh.pipeline_chunks
+    is_asked = any((getattr(request.mesh, axis) or 1) > 1 for axis in PIPELINE)
+
+    def ways_of(count: int, is_split: int, passes: int) -> Iterator[tuple[int, int]]:
         if count == 1:
-            rows.append((place, 1, 0))
-            continue
-        # As few chunks as have so many repeats of the pattern. With several, microbatches pass in
-        # groups of as many as there are stages.
+            yield 1, 0
+            return
+        # As few chunks as have one, two or four repeats of the pattern, or all of the stage. With
+        # several, microbatches pass in groups of as many as there are stages. Fewer microbatches
+        # than stages leave most of these idle.
         repeats = -(-segments[0].repeats // count)
-        fewest = {-(-segments[0].repeats // (count * each)) for each in range(1, repeats + 1)}
-        fewest = {wanted} if wanted else fewest
-        rows += [
-            (place, chunks, once)
-            for chunks in sorted(fewest)
-            if chunks == 1 or passes % count == 0
-            for once in range(1 + (ways_of_matrix > 1))
-        ]
-    columns = np.array(rows, np.int64).reshape(-1, 3).T
-    return columns[0], columns[1], columns[2]
+        fewest = {-(-segments[0].repeats // (count * each)) for each in (1, 2, 4, repeats)}
+        for chunks in sorted({wanted} if wanted else fewest):
+            if passes % count == 0 or (chunks == 1 and (passes > count or is_asked)):
+                for once in range(1 + is_split):
+                    yield chunks, once
+
+    kinds, kind = np.unique(
+        np.column_stack([stages, split > 1, microbatches]), axis=0, return_inverse=True
+    )
+    listed = [np.array([*ways_of(*row)], np.int64).reshape(-1, 2) for row in kinds.tolist()]
+    kind, counts = kind.reshape(-1), np.array(list(map(len, listed)))
+    # The rows of each place's kind, one after another.
+    place = np.repeat(np.arange(len(key)), counts[kind])
+    begins = np.cumsum(counts[kind]) - counts[kind]
+    own = np.arange(len(place)) - np.repeat(begins, counts[kind])
+    chunks, once = np.concatenate(listed)[(np.cumsum(counts) - counts)[kind[place]] + own].T
+    return place, chunks, once
 
 
 def matching(key_of_row: Ints, key_of_way: Ints) -> tuple[Ints, Ints]:

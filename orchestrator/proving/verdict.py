@@ -7,11 +7,12 @@ from pathlib import Path
 
 import msgspec
 
+from orchestrator import catalog
 from orchestrator.errors import ProofUnavailable, SpecError, UnknownName
 from orchestrator.formatting import in_memory
 from orchestrator.network.mesh_axes import ICI_AXES, MODEL_OVER_DCN, sizes
 from orchestrator.network.rematerialization import POLICIES, text_of
-from orchestrator.planning.feasibility import usable_axes
+from orchestrator.planning.feasibility import pinned_sizes
 from orchestrator.planning.planner import make_plan
 from orchestrator.planning.ranking import best_choices
 from orchestrator.planning.search import search, search_request
@@ -70,8 +71,9 @@ def _change_to(spec: Spec, other: Plan, missed_bytes: float) -> PlanChange:
     overrides = [f"experiment.remat={text_of(other.remat)}"]
     reached = _plan_with(spec, other.remat)
     if reached is None or reached.digest != other.digest:
-        axes = usable_axes(spec.experiment.model)
-        overrides += [f"resources.mesh.{axis}={other.mesh[axis]}" for axis in axes]
+        overrides += [
+            f"resources.mesh.{axis}={size}" for axis, size in _pinned(spec, other).items()
+        ]
     return PlanChange(
         overrides=tuple(overrides),
         peak_hbm_bytes_per_device=other.forecast.memory_bytes_per_device + missed_bytes,
@@ -79,8 +81,14 @@ def _change_to(spec: Spec, other: Plan, missed_bytes: float) -> PlanChange:
     )
 
 
+def _pinned(spec: Spec, plan: Plan) -> dict[str, int]:
+    chunks = plan.pipeline.chunks if plan.pipeline else 1
+    switched = catalog.chip_of(plan).switched
+    return pinned_sizes(spec.experiment.model, plan.mesh, chunks, switched=switched)
+
+
 def _with_sizes(spec: Spec, mesh: dict[str, int]) -> MeshRequest:
-    return replace(spec.resources.mesh, **sizes(mesh, ICI_AXES))
+    return replace(spec.resources.mesh, **sizes(mesh, (*ICI_AXES, *MODEL_OVER_DCN)))
 
 
 def _less_recompute(spec: Spec, plan: Plan) -> list[Plan]:

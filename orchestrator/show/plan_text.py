@@ -56,8 +56,8 @@ def amount(line: LedgerLine) -> str:
         if "once" in inputs:
             return f"{calls} x {fmt.seconds(inputs['once'])}, as measured"
     if "stages" in inputs:
-        waits = f"{int(inputs['stages']) - 1} / ({int(inputs['microbatches'])} x {int(inputs['chunks'])})"
-        return f"{fmt.seconds(inputs['passes'])} x {waits}"
+        stages, passes, chunks = (int(inputs[key]) for key in ("stages", "microbatches", "chunks"))
+        return f"{fmt.seconds(inputs['passes'])} x {stages - 1} / ({passes} x {chunks})"
     name, unit = ("flops", "FLOP") if "flops" in inputs else ("bytes", "B")
     return f"{fmt.with_unit(inputs[name], unit)} at {fmt.with_unit(inputs['rate'], unit + '/s')}"
 
