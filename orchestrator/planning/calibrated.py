@@ -10,6 +10,7 @@ from orchestrator import catalog
 from orchestrator.catalog.chips import Chip, Quantity
 from orchestrator.errors import SpecError
 from orchestrator.goodput.inputs import nothing_fails
+from orchestrator.network.mesh_axes import sizes
 from orchestrator.network.rematerialization import policy
 from orchestrator.planning import flops, plan_warnings
 from orchestrator.planning.forecast import Terms, plain_line, write_forecast
@@ -286,5 +287,7 @@ def layout_of(plan: values.Plan, chip: Chip) -> Training:
         sequences=plan.batch.sequences,
         microbatches=plan.batch.microbatches,
         links=NO_LINKS,
-        mesh=plan.mesh,
+        mesh=sizes(plan.mesh),
+        chunks=plan.pipeline.chunks if plan.pipeline else 1,
+        gathers_once=int(bool(plan.pipeline and plan.pipeline.weight_gather == "per_step")),
     )

@@ -137,8 +137,8 @@ def expected_lines(
             {"links": work.tensor_s, "exposed": efficiency.exposed_tensor.value},
         ),
         "pipeline_bubble": (
-            "passes x share",
-            {"passes": own_s + parts["exposed_tensor"], "share": work.bubble},
+            "passes x waits",
+            {"passes": own_s + parts["exposed_tensor"], "waits": work.bubble},
         ),
         "serial_collectives": ("links", {"links": work.serial_s}),
         "slice_wait": (
@@ -180,6 +180,7 @@ _UNSURE_AXES = {
     "attention": ("length", "attention_share", "sequence"),
     "accumulation": ("microbatches",),
     "hidden collectives": ("data", "fsdp_dcn", "tensor", "links_share"),
+    "pipeline": ("stages",),
     "hidden transfers": ("host_share",),
     "exposed collectives": ("chips",),
     "waits": ("slices",),
@@ -192,6 +193,8 @@ AXES = (*(axis for axes in _UNSURE_AXES.values() for axis in axes), "mfu", "mixt
 _BELOW = frozenset({"tokens", "length", "step_s"})
 _BELOW_ALONE = frozenset({"tokens", "step_s"})
 _ROUNDING = 1e-3  # ranges are kept with four digits
+# No published run of a chip whose ranges lack an axis is known to be cut into stages.
+_UNCUT = {"stages": Range(low=1, high=1)}
 
 
 def axis_values(layout: Training, work: steps.StepWork, step_s: float) -> dict[str, float]:
@@ -210,6 +213,7 @@ def axis_values(layout: Training, work: steps.StepWork, step_s: float) -> dict[s
         "host_share": 2 * work.host.one_way_s / compute_s,
         "chips": devices,
         "slices": layout.devices_along(DCN_AXES),
+        "stages": layout.stages,
         "step_s": step_s,
         "mfu": 0.0 if layout.model.moe else mfu,
         "mixture_mfu": mfu if layout.model.moe else 0.0,
@@ -233,7 +237,7 @@ def extrapolations(
     """The axes along which a plan leaves the range of the runs."""
     return tuple(
         Extrapolation(axis=axis, value=values[axis], low=reached.low, high=reached.high)
-        for axis, reached in ranges.items()
+        for axis, reached in (_UNCUT | dict(ranges)).items()
         if _outside(axis, values[axis], reached) > _ROUNDING
     )
 
@@ -289,6 +293,7 @@ def unseen(work: steps.StepWork, values: Mapping[str, float], efficiency: Effici
         # What is assumed to hide.
         "accumulation": hidden_s + max(spared_s, 0.0),
         "hidden collectives": hidden_s,
+        "pipeline": parts["pipeline_bubble"],
         "hidden transfers": float(2 * work.host.one_way_s) - parts["offload"],
         # With more devices, a late one is likelier.
         "exposed collectives": exposed_s + parts["serial_collectives"],
@@ -296,10 +301,10 @@ def unseen(work: steps.StepWork, values: Mapping[str, float], efficiency: Effici
         # What a run pays for each step outside the step.
         "overhead": efficiency.run_overhead_s.value,
     }
-    unseen_s = []
+    unseen_s, ranges = [], _UNCUT | dict(efficiency.ranges)
     for part, axes in _UNSURE_AXES.items():
-        known = [axis for axis in axes if axis in efficiency.ranges]
-        shares = [_outside(axis, values[axis], efficiency.ranges[axis]) for axis in known]
+        known = [axis for axis in axes if axis in ranges]
+        shares = [_outside(axis, values[axis], ranges[axis]) for axis in known]
         unseen_s.append(max(shares, default=0.0) * unsure_s[part])
     return hypot(*unseen_s, (1 - seen) * parts["slice_wait"]) / sum(parts.values())
 

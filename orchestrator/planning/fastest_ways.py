@@ -36,6 +36,8 @@ def fastest_ways(layout: Training, key: Ints, margin: float) -> tuple[Ways, Leas
         nothing = np.zeros(0, np.int64)
         return (nothing, nothing, nothing), least
     fits &= hosts <= step_work.host_limit_bytes(layout.chip) * (1 - margin)
+    if np.any(layout.stages > 1):  # a pipeline keeps nothing on the host
+        fits &= (hosts == 0) | (layout.stages == 1)
     # Seconds of a step: of recomputation, of HBM traffic of activations, and of all else that a
     # policy costs: its collective at the rate of a whole torus axis, and what nothing hides, which
     # is no part of the mean.

@@ -69,11 +69,8 @@ def model_rules(model: Model, length: int) -> list[_Rule]:
     segments = decoder(model).segments
     cut = segments[0].repeats if len(segments) == 1 else 1
     axes = " x ".join(PIPELINE)
-    rules.append(
-        _Rule(
-            "layers", cut, axes, lambda sizes: ways(sizes, "layers") <= cut, code="too_few_layers"
-        )
-    )
+    code: ReasonCode = "too_few_layers" if cut > 1 else "no_pattern"
+    rules.append(_Rule("layers", cut, axes, lambda sizes: ways(sizes, "layers") <= cut, code=code))
 
     def divides_length(sizes: Sizes) -> Bools:
         # `sequence` takes two halves of each part of the residual stream.

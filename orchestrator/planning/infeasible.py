@@ -11,9 +11,9 @@ from orchestrator import formatting as fmt
 from orchestrator.catalog.chips import Chip
 from orchestrator.errors import SpecError
 from orchestrator.network.decoder import split_sizes
-from orchestrator.network.mesh_axes import COPIED, ICI_AXES, PADDED
+from orchestrator.network.mesh_axes import COPIED, ICI_AXES, PADDED, PIPELINE
 from orchestrator.network.mlp import EXPERTS
-from orchestrator.network.rematerialization import summary_of
+from orchestrator.network.rematerialization import AUTO, policy, summary_of
 from orchestrator.notes import sentence, sentences
 from orchestrator.planning import feasibility
 from orchestrator.planning.nearest_specs import (
@@ -64,8 +64,20 @@ _TEXTS = {
         "{name} counts rows of whole sequences: without it, or with {ways} 1, there are meshes"
     ),
     "too_few_layers": (
-        "{name}: chunks of a pipeline repeat one pattern of layers, and this model repeats one"
-        " {total:,} times; {ways} has more stages"
+        "{name}: each stage of a pipeline has whole repeats of the model's pattern of layers, which"
+        " has {total:,}: {ways} may not be more"
+    ),
+    "no_pattern": (
+        "{name}: the stages of a pipeline repeat one pattern of layers, and this model does not:"
+        " without {ways} there are meshes"
+    ),
+    "microbatch_groups": (
+        "microbatches pass {chunks} chunks in groups of {stages}, the number of stages; of"
+        " {sequences:,} sequences, {per_replica:,} for each pipeline, no such group can be made"
+    ),
+    "pipeline_offloads": (
+        "a pipeline keeps nothing on the host, and experiment.remat offloads: choose a policy that"
+        " does not, or auto"
     ),
     "no_mesh": "no mesh of that many devices divides what its axes split",
 }
@@ -156,11 +168,11 @@ def _infeasible_text(reasons: tuple[Reason, ...], suggestions: tuple[Suggestion,
 
 
 def infeasible(spec: Spec, request: SearchRequest, result: SearchResult) -> Infeasible:
-    reasons = [
-        _reason("pods_not_divisible", pods=request.pods, axis=axis, ways=ways)
-        for axis, ways in feasibility.sharing(request.mesh).items()
-        if request.pods % ways
-    ]
+    shared = {axis: ways for axis, ways in feasibility.sharing(request.mesh).items() if ways > 1}
+    reasons = []
+    if request.pods % (ways := prod(shared.values())):
+        axes = " x ".join(shared)
+        reasons.append(_reason("pods_not_divisible", pods=request.pods, axis=axes, ways=ways))
     if not reasons:
         found = _memory_reasons(request, result) if result.realizable else _mesh_reasons(request)
         reasons = list(found)
@@ -170,6 +182,19 @@ def infeasible(spec: Spec, request: SearchRequest, result: SearchResult) -> Infe
 def _memory_reasons(request: SearchRequest, result: SearchResult) -> Iterator[Reason]:
     """Yield why every placement needs more memory than a device has, or its host."""
     chip, needed = request.chip, result.smallest_bytes
+    asked = {axis: getattr(request.mesh, axis) or 1 for axis in PIPELINE}
+    if (stages := prod(asked.values())) > 1:
+        remat, batch = request.experiment.remat, request.experiment.batch
+        if remat != AUTO and policy(remat).needs_host:
+            yield _reason("pipeline_offloads")
+            return
+        if not np.isfinite(needed):
+            replicas = multiple_of(request, requested_axes(request.mesh))
+            yield _reason(
+                "microbatch_groups", chunks=request.mesh.pipeline_chunks or 1, stages=stages,
+                sequences=batch.sequences, per_replica=int(batch.sequences // replicas),
+            )  # fmt: skip
+            return
     usable, most = chip.hbm_usable_bytes.value, int(chip.pod_chips.value)
     if needed <= usable:
         host = {"needed_bytes": result.smallest_host_bytes, "usable_bytes": host_limit_bytes(chip)}
@@ -258,9 +283,11 @@ def _mesh_reasons(request: SearchRequest) -> Iterator[Reason]:
         yield _requested_mesh(**sizes)
         row = [[sizes.get(axis, 1) for axis in ICI_AXES]]
         by_name = feasibility.sizes_by_name(np.array(row, np.int64))
-        for rule in feasibility.model_rules(model, batch.length):
-            if not feasibility.realizable([rule], request.mesh, by_name)[0]:
-                broken.append(_reason(rule.code, name=rule.name, total=rule.total, ways=rule.ways))
+        broken += [
+            _reason(rule.code, name=rule.name, total=rule.total, ways=rule.ways)
+            for rule in feasibility.model_rules(model, batch.length)
+            if not feasibility.realizable([rule], request.mesh, by_name)[0]
+        ]
         ways = prod(sizes.values())
         every_axis = len(sizes) >= len(feasibility.usable_axes(model))
         if devices % ways or (every_axis and devices != ways):

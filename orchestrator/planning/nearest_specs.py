@@ -11,7 +11,7 @@ import numpy as np
 
 from orchestrator import catalog
 from orchestrator.catalog.chips import Chip, Topology
-from orchestrator.network.mesh_axes import ICI_AXES, MODEL_OVER_DCN, SHARED_OVER_DCN
+from orchestrator.network.mesh_axes import ICI_AXES, MODEL_OVER_DCN, SHARED_OVER_DCN, named_sizes
 from orchestrator.network.rematerialization import AUTO
 from orchestrator.planning import flops, search
 from orchestrator.planning.feasibility import placements, sharing, sizes_by_name, usable_axes
@@ -114,7 +114,7 @@ class _Nearby:
             topology=str(request.topology),
             pods=request.pods,
             chips=request.topology.chips * request.pods,
-            mesh=choice.mesh,
+            mesh=named_sizes(choice.mesh),
             sequences=choice.sequences,
             batch_change=choice.sequences / self.spec.experiment.batch.sequences - 1,
             remat=choice.remat,

@@ -1,6 +1,7 @@
 """The warnings of a plan: what a person should know before paying for it."""
 
 from collections.abc import Callable, Iterable, Iterator
+from math import ceil
 
 from orchestrator import catalog
 from orchestrator.formatting import count, fill, scaled, seconds, span, whole_percent, with_unit
@@ -15,6 +16,7 @@ from orchestrator.values.spec import Spec
 LEDGER_TRAINER = "llama"  # whose program the ledger describes
 _LANES = TILE[1]  # positions that the attention kernel takes at a time
 _FEW_STEPS, _MANY_YEARS, _DAYS_OF_YEAR = 100, 5, 365.25
+_BUBBLE = 0.15  # of the passes of a pipeline
 _SHORT_S = 3600  # nobody minds what a shorter run loses
 # Shares of all time: below MOSTLY a run hardly trains; more than BLOCKED, or a gain of more than
 # WORTH_CHANGING, is worth a change.
@@ -42,6 +44,12 @@ _TEXTS: dict[str, str] = {
         " plan leaves them out, and so does the trainer"
     ),
     "no_memory_margin": "no plan leaves 5 % of HBM free: this one uses that margin",
+    "pipeline_bubble": (
+        "with {microbatches} microbatches in {chunks} chunks each of {stages} stages waits for"
+        " {share:percent} of the time that it works: more sequences a step bring more"
+        " microbatches (--set experiment.batch.sequences={sequences}), and more chunks shorten the"
+        " wait"
+    ),
     "bf16_parameters": (
         "bf16 parameters without an fp32 master copy lose small updates; the book counts memory"
         " this way, but few runs train this way"
@@ -136,9 +144,24 @@ def all_warnings(
         if faster:
             figures = {"microbatches": faster[0], "expected_s": faster[1] * tokens}
             yield make_warning("accumulation_faster", **figures, step_s=step_s)
+    yield from _pipeline_warnings(plan)
     yield from _kernel_warnings(plan, request)
     yield from _recipe_warnings(plan)
     yield from forecast_warnings(plan)
+
+
+def _pipeline_warnings(plan: Plan) -> Iterator[PlanWarning]:
+    """Yield the share of a pipeline's passes in which its stages wait, where it is large."""
+    if (pipeline := plan.pipeline) is None:
+        return
+    stages, chunks, passes = pipeline.stages, pipeline.chunks, pipeline.microbatches
+    share = (stages - 1) / (passes * chunks)
+    if share > _BUBBLE:
+        sequences = plan.batch.sequences * ceil(share / _BUBBLE)
+        yield make_warning(
+            "pipeline_bubble", share=share, stages=stages, chunks=chunks, microbatches=passes,
+            sequences=sequences,
+        )  # fmt: skip
 
 
 def _kernel_warnings(plan: Plan, request: SearchRequest) -> Iterator[PlanWarning]:
@@ -303,6 +326,7 @@ _AXES: dict[str, tuple[str, str, Callable[[float], str]]] = {
     "mixture_mfu": ("MFU", "an MFU of {} for a mixture on such a chip", whole_percent),
     "chips": ("chips", "{} chips", count),
     "slices": ("slices", "{} slices", count),
+    "stages": ("stages", "{} stages of a pipeline", count),
     "step_s": ("step time", "a step of {}", "{:.2g} s".format),
 }
 

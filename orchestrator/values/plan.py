@@ -47,7 +47,8 @@ ATTENTION_LINES: tuple[LineKind, ...] = ("attention", "attention_recompute")  # 
 # What a person should know before paying for a plan.
 WarningCode = Literal[
     "slice_not_rented", "slices_not_joined", "no_memory_margin", "accumulation_faster",
-    "attention_positions", "bf16_parameters", "gpu_mixture", "host_memory_unknown", "mtp_left_out",
+    "attention_positions", "bf16_parameters", "gpu_mixture", "pipeline_bubble",
+    "host_memory_unknown", "mtp_left_out",
     "other_trainer", "few_steps", "long_warmup", "large_batch", "many_years", "failures_unknown",
     "mostly_recovering", "checkpoint_interval", "storage_too_slow", "saves_block", "extrapolation",
     "no_expected", "own_runs", "stale_choice", "unsteady_profile", "input_missing",
@@ -531,7 +532,8 @@ def _leave_out(values: dict[str, Any]) -> None:
 ReasonCode = Literal[
     "stage", "memory", "host_memory", "more_chips_needed", "largest_slice", "largest_domain",
     "slice_factors", "batch_not_divisible", "dimension_not_divisible", "sequences_not_whole",
-    "too_few_layers", "requested_mesh", "mesh_size", "pods_not_divisible", "no_mesh",
+    "too_few_layers", "no_pattern", "microbatch_groups", "pipeline_offloads", "requested_mesh",
+    "mesh_size", "pods_not_divisible", "no_mesh",
     "beyond_all_chips", "nothing_near",
 ]  # fmt: skip
 

@@ -8,7 +8,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from orchestrator import catalog
-from orchestrator.network.mesh_axes import SHARED_OVER_DCN
 from orchestrator.planning.feasibility import usable_axes
 from orchestrator.reading.huggingface import model_of
 from orchestrator.values.model import MixtureOfExperts, Model
@@ -119,7 +118,7 @@ class BenchPlan:
 
     def spec(self) -> Spec:
         model = model_named(self.model)
-        axes = (*usable_axes(model), *SHARED_OVER_DCN)
+        axes = (*usable_axes(model), "fsdp_dcn")
         return spec_of(
             model,
             sequences=self.sequences,
