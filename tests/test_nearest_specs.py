@@ -180,7 +180,7 @@ def test_the_pods_on_either_side_are_the_nearest() -> None:
 
 def test_a_domain_of_gpus_is_named_as_the_limit() -> None:
     """70B on 64 nodes of 8 H100, a copy in each: four must share one; larger chips are offered."""
-    alone = MeshRequest(fsdp_dcn=1)
+    alone = MeshRequest(fsdp_dcn=1, pipeline=1, pipeline_dcn=1, sequence_dcn=1)
     spec = spec_of("llama3-70b", chip="h100", topology="8", pods=64, mesh=alone)
     refused = refusal(spec)
     assert refused
@@ -244,7 +244,8 @@ def test_a_refusal_is_quick_and_suggests_what_is_worth_its_price(
 
 def test_json_has_reasons_and_suggestions(orch: RunOrch) -> None:
     """On stdout, with the message on stderr and exit code 2."""
-    asked = overrides("llama3-70b", "h100", "8", 64, 1024, 4096, "resources.mesh.fsdp_dcn=1")
+    alone = "resources.mesh={fsdp_dcn: 1, pipeline: 1, pipeline_dcn: 1, sequence_dcn: 1}"
+    asked = overrides("llama3-70b", "h100", "8", 64, 1024, 4096, alone)
     options = [part for one in asked for part in ("--set", one)]
     done = orch("plan", str(BASE), *options, "--json")
     assert done.returncode == 2

@@ -18,7 +18,6 @@ from orchestrator.network.mesh_axes import (
     ICI_AXES,
     LOGICAL_AXES,
     MODEL_OVER_DCN,
-    OPTIONAL_AXES,
     in_use,
 )
 from orchestrator.network.published import published_weights
@@ -157,7 +156,7 @@ def test_mesh_axes_exchange_what_they_declare() -> None:
         sent += exchanges(layout_of(plan, catalog.chip(plan.chip)))
     muon = replace(plan, optimizer=Optimizer(name="muon"))
     sent += exchanges(layout_of(muon, catalog.chip(plan.chip)))
-    for axis in (each for each in _MESH_AXES if each.name not in OPTIONAL_AXES):
+    for axis in _MESH_AXES:
         lines = {one.line for one in sent if axis.name in one.axes}
         assert lines == set(axis.exchanges), axis.name
 

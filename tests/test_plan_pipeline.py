@@ -143,6 +143,7 @@ def test_experts_over_nodes() -> None:
         "mixtral-8x7b", chip="h100", topology="8", pods=2, sequences=64, length=4096, mesh=mesh,
         remat="full",
     )  # fmt: skip
+    assert spec.experiment.model.moe
     moe = replace(spec.experiment.model.moe, capacity_factor=1.25)
     spec = replace(
         spec, experiment=replace(spec.experiment, model=replace(spec.experiment.model, moe=moe))

@@ -47,8 +47,8 @@ _TEXTS = {
     ),
     "largest_domain": (
         "GPU clusters are not served yet: runs are launched on TPUs, and clusters of {chip} are"
-        " planned only as NVLink domains of {most:,} GPUs that each hold the whole model or share"
-        " weights over the network (resources.mesh.fsdp_dcn)"
+        " planned as NVLink domains of {most:,} GPUs that each hold the whole model, or share it by"
+        " axes of resources.mesh that end in _dcn"
     ),
     "nothing_near": (
         "no other mesh, policy, batch, precision, slice or chip of the catalog that is near has a"

@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from orchestrator import catalog
+from orchestrator.network.mesh_axes import OPTIONAL_AXES
 from orchestrator.planning.feasibility import usable_axes
 from orchestrator.reading.huggingface import model_of
 from orchestrator.values.model import MixtureOfExperts, Model
@@ -127,7 +128,9 @@ class BenchPlan:
             chip=self.chip,
             topology=self.topology,
             pods=self.pods,
-            mesh=MeshRequest(**dict(zip(axes, self.mesh, strict=False))),
+            mesh=MeshRequest(
+                **{**dict.fromkeys(OPTIONAL_AXES, 1), **dict(zip(axes, self.mesh, strict=False))}
+            ),
             remat=self.remat,
             precision=PRECISIONS[self.precision],
         )
