@@ -77,10 +77,10 @@ def test_what_stages_send(plan: Plan) -> None:
     own = 8192 * 16384 * 2 / 8
     ticks = 32 * 8 + 15
     sent = bytes_of(plan)
-    assert sent["to the next stage over dcn"] == 2 * ticks * own
+    assert sent["to next stage over dcn"] == 2 * ticks * own
     assert sent["words and losses over dcn"] == pytest.approx(4 * 32 * 2 * own * 15 / 16)
-    times = lines_of(plan, "to the next stage over dcn")
-    assert times["to the next stage over dcn"] == pytest.approx(2 * ticks * own / 50e9)
+    times = lines_of(plan, "to next stage over dcn")
+    assert times["to next stage over dcn"] == pytest.approx(2 * ticks * own / 50e9)
 
 
 def test_matrices_are_gathered_once(plan: Plan) -> None:

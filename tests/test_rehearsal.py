@@ -48,9 +48,9 @@ def fewest_devices(plan: Plan) -> int:
 def test_every_shipped_spec_can_be_rehearsed(path: Path) -> None:
     """Each has a small plan of its own: its pods, few devices, few parameters, one digest."""
     plan, small = rehearsed(path)
-    assert small.plan.pods == plan.pods
+    assert small.plan.pods == min(plan.pods, 8)
     assert small.plan.devices_per_slice <= max(4, fewest_devices(plan))
-    assert small.plan.model.parameters < 6e6
+    assert small.plan.model.parameters < 8e6
     assert small.plan.chip == plan.chip
     assert small.plan.digest != plan.digest
     assert small.spec.run.steps == small.steps

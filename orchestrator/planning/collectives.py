@@ -317,7 +317,7 @@ def _stage_exchanges(layout: Training) -> Iterator[Exchange]:
     ):
         part = _Part(own, _SENDS * ticks)
         yield Exchange(
-            "stage_exchange", f"to the next stage{suffix}", _PERMUTE, axes, formula, ways,
+            "stage_exchange", f"to next stage{suffix}", _PERMUTE, axes, formula, ways,
             part.calls, (part,), dtype,
         )  # fmt: skip
     for suffix, axes in (("", GROUPS["pipeline"]), (_OVER_DCN, DCN_GROUPS["pipeline_dcn"])):
