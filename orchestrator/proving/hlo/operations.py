@@ -73,7 +73,7 @@ def operations_of(
         }
         origins = Origins(program, where, exchanges)
         for op in where.instructions.values():
-            found[op.name] = _operation(program, mesh, origins, op)
+            found[op.name] = _operation(program, mesh, between, origins, op)
     return found
 
 
@@ -86,7 +86,7 @@ def _run(program: HloProgram, where: Computation) -> Iterator[Computation]:
 
 
 def _operation(
-    program: HloProgram, mesh: DeviceMesh, origins: Origins, op: Instruction
+    program: HloProgram, mesh: DeviceMesh, between: DeviceMesh, origins: Origins, op: Instruction
 ) -> Operation:
     once = origins.where is program.entry
     if op.opcode in _CONTAINERS:
@@ -111,7 +111,9 @@ def _operation(
     if started is not op or opcode != started.opcode or opcode in {"send", "recv"}:
         to_host = "S(5)" in started.shape
         ledger = "offload" if to_host else ledger
-        return Operation("sent", ledger, lines, (f"{opcode}{' to host' * to_host}", ()), once)
+        joined = tuple(name for name, size in between.axes.items() if size > 1)
+        axes = joined if opcode in {"send", "recv"} else ()
+        return Operation("sent", ledger, lines, (f"{opcode}{' to host' * to_host}", axes), once)
     products = [part for _, part in parts if flops.is_product(part)]
     if products:
         said = origins.said_ledger(products[0])
