@@ -17,6 +17,7 @@ _HEAD = (*_COLUMNS, *_SOFTWARE_COLUMNS)
 _SAME = 0.01  # relative: FLOPs of the row's model and of the plan's
 _BLOCK = 512  # tokens that the trainer's attention takes at a time, with one backward kernel
 _TYPES = {"bf16": "bfloat16", "fp32": "float32"}
+_AXES = ("pods", "fsdp_dcn", "data", "fsdp", "sequence", "tensor")  # that columns say
 _CPU = "cpu"  # the chip of a rehearsal's row: nothing is learned from it for chips
 
 
@@ -30,6 +31,8 @@ def own_row(report: Report, plan: Plan, processor: str) -> Row:
             f"model {model.name} has experts or latent attention: write its row by hand, with the"
             " columns of mixture_runs.csv"
         )
+    if other := [axis for axis, size in mesh.items() if size > 1 and axis not in _AXES]:
+        raise SpecError(f"its mesh has {', '.join(other)}, which no column of a row says")
     how = policy(plan.remat)
     names: dict[str, list[str]] = {"device": [], "offload": []}
     for name, tensor in TENSORS.items():  # the first of MaxText's names of each tensor
