@@ -374,7 +374,10 @@ def test_a_plan_warns_along_each_axis_that_it_leaves(spec: Spec, axes: set[str])
     assert plan_digest(replace(plan, warnings=())) == plan.digest
 
 
-@pytest.mark.parametrize("axis", [axis for axis in AXES if not axis.endswith("mfu")])
+# Without stages no bubble is unsure.
+@pytest.mark.parametrize(
+    "axis", [axis for axis in AXES if not axis.endswith("mfu") and axis != "stages"]
+)
 def test_the_interval_is_wider_along_each_axis(axis: str) -> None:
     """A range that ends before the plan widens its interval; one that holds it does not."""
     spec = spec_of(

@@ -56,7 +56,7 @@ class PlanDiff(Value):
 SUM = "sum"  # the line that ends a phase
 _SCHEMA = 3
 # The decisions of a plan. Fields that it repeats from its spec are listed there.
-_DECIDED = ("batch", "chips", "devices", "gradient_reduction", "hosts", "mesh", "remat")
+_DECIDED = ("batch", "chips", "devices", "gradient_reduction", "hosts", "mesh", "pipeline", "remat")
 # What a spec says of itself and not of the plan.
 _UNPLANNED = ("name", "overrides", "run", "cluster", "tracking")
 _OF_FIRST_STAGE = ("batch", "optimizer", "data")  # what a spec with stages repeats

@@ -238,6 +238,7 @@ def extrapolations(
     return tuple(
         Extrapolation(axis=axis, value=values[axis], low=reached.low, high=reached.high)
         for axis, reached in (_UNCUT | dict(ranges)).items()
+        if axis in values
         if _outside(axis, values[axis], reached) > _ROUNDING
     )
 
@@ -303,7 +304,7 @@ def unseen(work: steps.StepWork, values: Mapping[str, float], efficiency: Effici
     }
     unseen_s, ranges = [], _UNCUT | dict(efficiency.ranges)
     for part, axes in _UNSURE_AXES.items():
-        known = [axis for axis in axes if axis in ranges]
+        known = [axis for axis in axes if axis in ranges and axis in values]
         shares = [_outside(axis, values[axis], ranges[axis]) for axis in known]
         unseen_s.append(max(shares, default=0.0) * unsure_s[part])
     return hypot(*unseen_s, (1 - seen) * parts["slice_wait"]) / sum(parts.values())

@@ -13,6 +13,7 @@ from orchestrator.interop.maxtext.conversion import comparable, convert
 from orchestrator.interop.maxtext.exported_keys import keys_of_plan, model_of_plan, treated
 from orchestrator.interop.maxtext.recipe import Recipe, RecipeProblems, Setting
 from orchestrator.interop.maxtext.used_keys import CHIPS
+from orchestrator.network.mesh_axes import OPTIONAL_AXES, sizes
 from orchestrator.values.codec import Value
 from orchestrator.values.plan import Plan
 from orchestrator.values.spec import Batch, Experiment
@@ -107,6 +108,9 @@ def _without_keys(plan: Plan) -> Iterator[_Unsaid]:
     if plan.chip not in CHIPS.values():
         known = ", ".join(dict.fromkeys(CHIPS.values()))
         yield _Unsaid("resources.chip", plan.chip, f"MaxText's chips are {known}")
+    why = "MaxText has another schedule of pipelines, and other axes between slices: leave it out"
+    cut = {axis: size for axis, size in sizes(plan.mesh, OPTIONAL_AXES).items() if size > 1}
+    yield from (_Unsaid(f"resources.mesh.{axis}", size, why) for axis, size in cut.items())
     if plan.stages:
         yield _Unsaid("experiment.stages", str(len(plan.stages)), "a run of MaxText has one stage")
     if plan.data.kind != "synthetic":
