@@ -74,7 +74,6 @@ _Axes = str | tuple[str, ...]
 # The lines of a gather over these axes, and of the scatter that is its transpose.
 _LINES: dict[_Axes, tuple[LineKind, LineKind]] = {
     TENSOR: ("activation_gather", "activation_scatter"),
-    VOCAB: ("activation_gather", "activation_scatter"),
     SEQUENCE: ("kv_gather", "kv_scatter"),
     EXPERT: ("expert_gather", "expert_scatter"),
     **{
@@ -201,6 +200,13 @@ def over_stages(x: jax.Array) -> jax.Array:
     """The sum over stages: inside each slice, then between slices."""
     with line("stage_exchange"):
         return all_reduce(all_reduce(x, in_slice(PIPELINE)), between_slices(PIPELINE))
+
+
+def of_stages(x: jax.Array, dimension: int) -> jax.Array:
+    """Everyone's x, of all stages."""
+    with line("stage_exchange"):
+        inside = all_gather(x, in_slice(PIPELINE), dimension)
+        return all_gather(inside, between_slices(PIPELINE), dimension)
 
 
 def from_stage(x: jax.Array, step: int, *, around: bool) -> jax.Array:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from orchestrator.planning.kernels import TILE, loss_chunks
-from trainers.llama.collectives import VOCAB, all_gather
+from trainers.llama.collectives import TENSOR, VOCAB, all_gather, of_stages
 
 _LOGIT_BYTES = 4
 NO_WORD = -1  # the target of a place that predicts nothing
@@ -87,7 +87,7 @@ def _forward(
         hit = targets[:, None] == own_words
         # Log-sum-exp over all words and the target's logit, both [C], in one small exchange.
         mine = jnp.stack([jax.nn.logsumexp(logits, axis=1), jnp.where(hit, logits, 0).sum(1)])
-        log_sums, target_logits = all_gather(mine[:, None], VOCAB, 1)  # [2, Y, C]
+        log_sums, target_logits = of_stages(all_gather(mine[:, None], TENSOR, 1), 1)  # [2, Y, C]
         log_sum, target = jax.nn.logsumexp(log_sums, axis=0), target_logits.sum(0)
         slope = 1 + 2 * how.z_loss * log_sum[:, None]
         d_logits = jnp.exp(logits - log_sum[:, None]) * slope - hit

@@ -285,8 +285,7 @@ class _Passes:
             )
             return state, y
         y, _, new, routed = self._differentiated(state.arrived, turn.chunk, turn.microbatch)
-        put = partial(jax.lax.dynamic_update_index_in_dim, index=turn.slot, axis=0)
-        kept = jax.tree.map(put, state.kept, new)
+        kept = _put(state.kept, new, turn.slot)
         routed = jax.tree.map(lambda rows: jnp.where(turn.is_busy, rows, 0), routed)
         routed = self._added(state.sums.routed, routed, turn.chunk)
         return state._replace(kept=kept, sums=state.sums._replace(routed=routed)), y
@@ -316,8 +315,7 @@ class _Passes:
         def add(total: jax.Array, part: jax.Array) -> jax.Array:
             if self.plan.chunks == 1:
                 return total + part[None].astype(jnp.float32)
-            part = _at(total, chunk) + part.astype(jnp.float32)
-            return jax.lax.dynamic_update_index_in_dim(total, part, chunk, 0)
+            return _put(total, _at(total, chunk) + part.astype(jnp.float32), chunk)
 
         return jax.tree.map(add, totals, parts)
 
@@ -386,10 +384,21 @@ def _of_stage(turn: Turn) -> Turn:
 
 
 def _at(tree: Any, index: jax.Array | int) -> Any:
+    unsigned = jnp.asarray(index).astype(jnp.uint32)  # or a negative one would count from the end
+
     def at_index(rows: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_index_in_dim(rows, index, 0, keepdims=False)
+        return jax.lax.dynamic_index_in_dim(rows, unsigned, 0, keepdims=False)
 
     return jax.tree.map(at_index, tree)
+
+
+def _put(tree: Any, new: Any, index: jax.Array) -> Any:
+    unsigned = index.astype(jnp.uint32)
+
+    def put(rows: jax.Array, row: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_index_in_dim(rows, row, unsigned, 0)
+
+    return jax.tree.map(put, tree, new)
 
 
 def _with_gradients(sums: _Sums, gradients: Parameters) -> _Sums:
