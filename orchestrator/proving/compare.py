@@ -28,7 +28,11 @@ _GATHER = "all-gather"
 _LINES: dict[Payload, tuple[LineKind, ...]] = {
     "gradients": ("gradient_reduction", "gradient_scatter"),
     "weights": ("weight_gather",),
-}
+    "activations": (
+        "stage_exchange", "kv_gather", "kv_scatter", "expert_gather", "expert_scatter",
+        "expert_exchange",
+    ),
+}  # fmt: skip
 
 
 def _crossings(sends: Iterable[programs.DcnSend]) -> tuple[proofs.DcnCrossing, ...]:
@@ -36,7 +40,9 @@ def _crossings(sends: Iterable[programs.DcnSend]) -> tuple[proofs.DcnCrossing, .
     crossed = []
     for send in sorted(sends, key=lambda send: (-send.payload_bytes, send.name)):
         carries: Payload = "other"
-        if send.kind in _SUMS and send.in_backward:
+        if send.line in _LINES["activations"]:
+            carries = "activations"
+        elif send.kind in _SUMS and send.in_backward:
             carries = "gradients"
         elif send.kind == _GATHER and send.is_stored:
             carries = "weights"
@@ -269,17 +275,19 @@ def _compared_collectives(
 ) -> tuple[proofs.ComparedCollective, ...]:
     """Every kind of collective that the program or the Forecast has."""
     forecast: dict[_Key, float] = defaultdict(float)
-    for planned in (line.collective for line in plan.forecast.time if line.collective):
-        # An axis of one device leaves no trace in a program.
-        axes = tuple(axis for axis in planned.axes if plan.mesh[axis] > 1)
-        forecast[axes, planned.link, planned.kind, planned.dtype] += planned.bytes_per_step
+    for line in plan.forecast.time:
+        if planned := line.collective:
+            # An axis of one device leaves no trace in a program.
+            axes = tuple(axis for axis in planned.axes if plan.mesh[axis] > 1)
+            key: _Key = axes, planned.link, planned.kind, planned.dtype
+            forecast[key] += _ticks_share(plan, line.kind) * planned.bytes_per_step
     payload: dict[_Key, float] = defaultdict(float)
     calls: dict[_Key, float] = defaultdict(float)
     moves: list[programs.CompiledCollective | programs.DcnSend] = [*compiled.summary.collectives]
     for moved in [*moves, *compiled.summary.sends]:
         is_send = isinstance(moved, programs.DcnSend)
         if is_send or moved.payload_bytes:
-            key: _Key = moved.axes, "dcn" if is_send else "ici", moved.kind, moved.dtype
+            key = moved.axes, "dcn" if is_send else "ici", moved.kind, moved.dtype
             payload[key] += moved.payload_bytes
             calls[key] += moved.calls
     return tuple(
@@ -330,9 +338,13 @@ def _changes(compiled: programs.Compiled) -> tuple[proofs.CompilerChange, ...]:
 
 def _compared_flops(plan: Plan, compiled: programs.Compiled) -> tuple[Comparison, ...]:
     """Matrix products, with those of experts' groups; what the compiler repeats; and attention."""
-    counted = [line for line in plan.forecast.time if "flops" in line.inputs]
-    attention = sum(line.inputs["flops"] for line in counted if line.kind in ATTENTION_LINES)
-    products = sum(line.inputs["flops"] for line in counted) - attention
+    counted = [
+        (line.kind, _ticks_share(plan, line.kind) * line.inputs["flops"])
+        for line in plan.forecast.time
+        if "flops" in line.inputs
+    ]
+    attention = sum(count for kind, count in counted if kind in ATTENTION_LINES)
+    products = sum(count for _, count in counted) - attention
     flops = dict(compiled.summary.flops)
     multiplied = flops.pop(PRODUCTS, 0.0) + flops.pop(GROUPED_MATMUL, 0.0)
     lines = [
@@ -341,6 +353,29 @@ def _compared_flops(plan: Plan, compiled: programs.Compiled) -> tuple[Comparison
         Comparison(name=_KERNELS, compiled=sum(flops.values()), forecast=attention),
     ]
     return tuple(line for line in lines if line.compiled or line.forecast)
+
+
+# What each tick of a pipeline does, also one in which a stage has no work: all stages run one
+# program. The ledger has the seconds of these as the bubble.
+_IN_TICKS = frozenset(
+    {
+        "matmul", "matmul_recompute", *ATTENTION_LINES, "activation_gather", "activation_scatter",
+        "kv_gather", "kv_scatter", "expert_exchange", "expert_gather", "expert_scatter",
+    }
+)  # fmt: skip
+
+
+def _ticks_share(plan: Plan, kind: LineKind) -> float:
+    """How often a program does what its ledger has once: more often where a pipeline has ticks in
+    which not all stages have work.
+    """
+    pipeline = plan.pipeline
+    is_gathered = kind in ("weight_gather", "gradient_scatter")
+    if pipeline is None or not (
+        kind in _IN_TICKS or (is_gathered and pipeline.weight_gather == "per_layer")
+    ):
+        return 1.0
+    return 1 + (pipeline.stages - 1) / (pipeline.microbatches * pipeline.chunks)
 
 
 # --- two proofs: of two plans, two sets of compiler options, or two trainers

@@ -170,7 +170,8 @@ class CompiledCollective(Value):
 
 class DcnSend(Value):
     """An operation that sends to other pods, with the trainer's lines. `in_backward`: it depends on
-    a backward pass, as gradients do; `is_stored`: on no tokens, as weights do.
+    a backward pass, as gradients do; `is_stored`: on no tokens, as weights do. `line` is the line
+    of the ledger after which the trainer names it, if it does.
     """
 
     name: str
@@ -183,6 +184,7 @@ class DcnSend(Value):
     in_backward: bool
     is_stored: bool
     axes: tuple[str, ...]
+    line: str = ""
 
 
 class ProgramSummary(Value):

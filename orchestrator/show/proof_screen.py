@@ -187,8 +187,12 @@ def _dcn_check(proof: proofs.Proof) -> list[ui.Part]:
 
     gradients = f"{exchanged('gradients')} reductions"
     if not proof.only_gradients_cross_pods:
-        weights = f"weights, {exchanged('weights')} gathers"
-        return [f"pods exchange only what is planned: gradients, {gradients}; {weights}"]
+        parts = [f"gradients, {gradients}"]
+        if any(crossing.carries == "weights" for crossing in proof.crossings):
+            parts.append(f"weights, {exchanged('weights')} gathers")
+        if any(crossing.carries == "activations" for crossing in proof.crossings):
+            parts.append(f"activations, {exchanged('activations')} transfers")
+        return [f"pods exchange only what is planned: {'; '.join(parts)}"]
     others = sum(data.bytes_per_step for data in proof.crossings if data.carries != "gradients")
     scalars = f" and {fmt.count(others)} B of scalars" if others else ""
     return [f"pods exchange only gradients: {gradients}{scalars}"]

@@ -194,7 +194,7 @@ class ScheduleRates(Value):
 PROOF_SCHEMA = 4
 
 FaultCode = Literal["not_planned", "too_many_bytes"]
-Payload = Literal["gradients", "weights", "other"]
+Payload = Literal["gradients", "weights", "activations", "other"]
 DisagreementCode = Literal["peak_memory", "host_memory", "payload", "flops", "uncounted_kernel"]
 
 
@@ -242,7 +242,8 @@ class CompilerChange(Value):
 class DcnCrossing(Value):
     """One operation that crosses pods, the trainer's lines that ask for it, and what it sends.
 
-    `gradients` are sums of what a backward pass made, `weights` are gathered as they are stored.
+    `gradients` are sums of what a backward pass made, `weights` are gathered as they are stored;
+    `activations` pass stages, or are exchanged for attention or experts, as the trainer says.
     """
 
     name: str
@@ -258,10 +259,10 @@ class DcnCrossing(Value):
 class CrossingFault(Value):
     """What crosses pods and may not.
 
-    `not_planned`: the operation sends something else than the plan's gradients, and its weights
-    where pods share them. `too_many_bytes`: all gradients, or all weights, together are
-    `bytes_per_step`, more than the Forecast's `allowed_bytes_per_step`; the operation sends the
-    most of them.
+    `not_planned`: the operation sends something else than the plan's gradients, its weights where
+    pods share them, and its activations where a mesh axis of these joins pods. `too_many_bytes`:
+    all of one of these together are `bytes_per_step`, more than the Forecast's
+    `allowed_bytes_per_step`; the operation sends the most of them.
     """
 
     code: FaultCode

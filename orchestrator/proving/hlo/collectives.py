@@ -2,7 +2,8 @@
 The compiler writes a reduce-scatter as an all-reduce of which each device keeps its slice, and an
 all-gather as an all-reduce of parts set into zeros: both take twice the bytes. A ring of permutes
 around a matrix product is a gather or a scatter, with the same bytes. Permutes that move padded
-parts are none. The maker of the operand and the reader of the result tell the meaning.
+parts are none, and those between stages of a pipeline are what they are. The maker of the operand
+and the reader of the result tell the meaning.
 """
 
 import re
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from orchestrator.proving.compiled import CompiledCollective, DcnSend
 from orchestrator.proving.hlo.dataflow import RENDEZVOUS, Dataflow, HloValue, Visit
+from orchestrator.proving.hlo.origins import named_line
 from orchestrator.proving.hlo.program import Instruction, numbers
 
 _LISTED = re.compile(r"replica_groups=\{\{([\d,]+)\}")
@@ -129,6 +131,7 @@ def _iota(sizes: tuple[int, ...], order: str | None) -> NDArray[np.int64]:
 GATHER, SCATTER, _REDUCE = "all-gather", "reduce-scatter", "all-reduce"
 PERMUTE, _ALL_TO_ALL = "collective-permute", "all-to-all"
 KINDS = {GATHER, SCATTER, _REDUCE, PERMUTE, _ALL_TO_ALL}
+_STAGES = "stage_exchange"  # what the trainer calls transfers between stages
 _PART = re.compile(r'"async_collective_fusion_config":\{"flag_start":"(-?\d+)"')
 _FIRST_PART = "-1"
 _CHAIN = re.compile(r'chain_id="\d+"')  # one number for all parts of a collective
@@ -187,8 +190,10 @@ def logical_payloads(
         if across := tuple(axis for axis in axes if axis in mesh.between):
             slices = len({mesh.place(partition) // mesh.domain for partition in group})
             axes, near = tuple(axis for axis in axes if axis not in across), ways // slices
-            part = unpadded if logical == _REDUCE else unpadded / near
-            for axis in across:
+            # A permute has one peer, behind the slowest of its links.
+            whole = logical == PERMUTE
+            part = unpadded if whole or logical == _REDUCE else unpadded / near
+            for axis in across[:1] if whole else across:
                 yield DcnSend(
                     name=instruction.name,
                     kind=logical,
@@ -197,9 +202,10 @@ def logical_payloads(
                     padding_bytes=0.0,
                     calls=times,
                     axes=(axis,),
+                    line=named_line(instruction.op_name),
                     **_origin_of(flow, given),
                 )
-            if not axes:
+            if whole or not axes:
                 continue
         else:
             near = ways
@@ -227,7 +233,7 @@ def _logical_kind(
     if runs == PERMUTE:
         # A ring around a product gathers, or scatters if it adds to what it passes on.
         readers = (reader for at in flow.copies(result) for reader, _ in flow.readers(at))
-        if not is_ring:
+        if not is_ring or named_line(flow.instruction(result).op_name) == _STAGES:
             return PERMUTE
         return SCATTER if any(reader.opcode == "add" for reader in readers) else GATHER
     if runs != _REDUCE:
@@ -326,6 +332,7 @@ def dcn_payloads(flow: Dataflow, slices: DeviceMesh, visit: Visit) -> Iterator[D
         padding_bytes=(executed - payload) * times,
         calls=times,
         axes=slices.axes_of(members),
+        line=named_line(send.op_name),
         **_origin_of(flow, given),
     )
 
