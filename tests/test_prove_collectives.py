@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.proving.compiled import CompiledCollective
+from orchestrator.proving.compiled import CompiledCollective, DcnSend
 from orchestrator.proving.hlo.collectives import (
     DeviceMesh,
     chain,
@@ -290,6 +290,25 @@ def test_a_ring_around_a_product_is_what_it_adds_up_to() -> None:
     assert (gather.kind, gather.executed_kind) == ("all-gather", "collective-permute")
     assert (scatter.kind, scatter.executed_kind) == ("reduce-scatter", "collective-permute")
     assert gather.payload_bytes == gather.executed_bytes == scatter.payload_bytes == 1024
+
+
+def test_a_ring_of_stages_is_no_gather() -> None:
+    """What passes from the last stage of a pipeline to the first is sent, not collected. Between
+    domains of GPUs it takes the slowest of its links only.
+    """
+    text = program(
+        "%p = bf16[64,8] parameter(0)",
+        "ROOT %c = bf16[64,8] collective-permute(%p), source_target_pairs={{0,2},{2,4},{4,6},{6,0}}"
+        ', metadata={op_name="jit(step)/while/body/stage_exchange/ppermute"}',
+    )
+    [sent] = all_moved(text)
+    assert (sent.kind, sent.axes) == ("collective-permute", ("data", "fsdp"))
+    *_, visit = visits(text)
+    domains = DeviceMesh(MESH.axes, between=("data",))
+    [crossing] = logical_payloads(Dataflow(text), domains, visit)
+    assert isinstance(crossing, DcnSend)
+    assert (crossing.kind, crossing.axes) == ("collective-permute", ("data",))
+    assert (crossing.payload_bytes, crossing.line) == (64 * 8 * 2, "stage_exchange")
 
 
 def test_a_line_of_permutes_stands_for_nothing_else() -> None:

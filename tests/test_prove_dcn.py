@@ -210,11 +210,12 @@ def sending(
     in_backward: bool = True,
     is_stored: bool = False,
     name: str = "psum.7_0",
+    said: str = "",
 ) -> DcnSend:
     return DcnSend(
         name=name, kind=kind, dtype="bf16", payload_bytes=size, padding_bytes=0, calls=3,
         places=("trainers/toy/net.py:62 (reduced)",), in_backward=in_backward,
-        is_stored=is_stored, axes=("pods",),
+        is_stored=is_stored, axes=("pods",), line=said,
     )  # fmt: skip
 
 
@@ -268,6 +269,18 @@ def test_weights_cross_where_pods_share_them() -> None:
         found = proof_of(example, replace(compiled, summary=summary))
         assert found.only_gradients_cross_pods is only_gradients
     assert fault_codes(*sends) == [("not_planned", "gather"), ("too_many_bytes", "psum.7_0")]
+
+
+def test_activations_cross_where_stages_lie_over_pods() -> None:
+    """As many bytes as the plan says, by the name that the trainer gives them."""
+    planned = plan(line("stage_exchange", "collective-permute", WEIGHTS))
+
+    def stages(size: float) -> DcnSend:
+        return sending(size, kind="collective-permute", name="send", said="stage_exchange")
+
+    assert fault_codes(sending(GRADIENTS), stages(WEIGHTS), planned=planned) == []
+    assert fault_codes(stages(2 * WEIGHTS), planned=planned) == [("too_many_bytes", "send")]
+    assert fault_codes(stages(WEIGHTS)) == [("not_planned", "send")]
 
 
 def test_an_activation_is_no_weight_where_pods_share_weights() -> None:
