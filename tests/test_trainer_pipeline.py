@@ -85,8 +85,8 @@ def test_ticks_do_what_their_phase_says(
         assert kind.forward >= turns.forward.is_busy[tick].any()
         assert kind.backward >= (train and turns.backward.is_busy[tick].any())
         assert kind.head == (turns.head[tick] >= 0)
-        assert kind.words >= (turns.looked_up[tick] >= 0)
-        assert kind.words >= (train and turns.finished[tick] >= 0)
+        assert kind.begins >= (turns.looked_up[tick] >= 0)
+        assert kind.finishes >= (train and turns.finished[tick] >= 0)
 
 
 MOE = MixtureOfExperts(experts=4, top_k=2, d_ff=32, balance_loss=0.01, z_loss=0.001)

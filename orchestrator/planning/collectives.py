@@ -291,9 +291,6 @@ def exchanges(layout: Training) -> list[Exchange]:
     ]
 
 
-# Words come to the first stage from all, and so do the gradients of what the last stage made; what
-# it made goes to all, and so does the gradient of the words.
-_STAGE_SUMS = 4
 _SENDS = 2  # a chunk's output to the next stage, and the gradient of its input back
 
 
@@ -321,7 +318,11 @@ def _stage_exchanges(layout: Training) -> Iterator[Exchange]:
             part.calls, (part,), dtype,
         )  # fmt: skip
     for suffix, axes in (("", GROUPS["pipeline"]), (_OVER_DCN, DCN_GROUPS["pipeline_dcn"])):
-        part = _Part(own, _STAGE_SUMS * layout.microbatches)
+        # Words come to the first stage from all, and so do the gradients of what the last stage
+        # made; what it made goes to all, and so does the gradient of the words. Ticks without such
+        # words exchange them too: p of their gradients, and p of them if ticks are all alike.
+        alike = 1 + (layout.chunks == 1)
+        part = _Part(own, 4 * layout.microbatches + alike * layout.stages)
         yield Exchange(
             "stage_exchange", f"words and losses{suffix}", _REDUCE, axes, formula,
             layout.devices_along(axes), part.calls, (part,), dtype,

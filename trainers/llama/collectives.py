@@ -227,11 +227,13 @@ def reduce_gradients(gradients: _Leaves, shardings: _Shardings, wire: Any) -> _L
     with line("gradient_reduction"):
         sums = []
         for gradient, sharding in zip(gradients, shardings, strict=True):
-            # Over the chips that repeat a parameter: inside each slice, then between slices.
+            # Over the chips that repeat a parameter: in a stage, over stages, then between slices.
             axes = replicated_axes(sharding)
             across = between_slices(axes)
-            inside = tuple(axis for axis in axes if axis not in across)
-            sums.append(all_reduce(all_reduce(gradient.astype(wire), inside), across))
+            stages = in_slice(axis for axis in PIPELINE if axis in axes)
+            inside = tuple(axis for axis in axes if axis not in (*across, *stages))
+            own = all_reduce(all_reduce(gradient.astype(wire), inside), stages)
+            sums.append(all_reduce(own, across))
         if jax.lax.axis_size("data") > 1:
             # One message with all gradients: each by itself would be padded for every chip.
             message = jnp.concatenate([gradient.reshape(-1) for gradient in sums])

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from orchestrator.errors import SpecError
 from orchestrator.network.decoder import decoder
@@ -106,12 +107,13 @@ def schedule(stages: int, chunks: int, microbatches: int) -> tuple[Turns, int]:
 
 
 class Kind(NamedTuple):
-    """What all stages do in a tick. `words`: they look up words, and sum the words' gradients."""
+    """What all stages do in a tick: passes, a loss, look up words, sum the gradients of words."""
 
     forward: bool = False
     backward: bool = False
     head: bool = False
-    words: bool = False
+    begins: bool = False
+    finishes: bool = False
 
 
 def phases(sizes: _Sizes, *, train: bool) -> Iterator[tuple[int, list[tuple[Kind, int]]]]:
@@ -119,16 +121,16 @@ def phases(sizes: _Sizes, *, train: bool) -> Iterator[tuple[int, list[tuple[Kind
     # The first words are looked up before all ticks; the last gradient of words comes after them.
     stages, chunks, microbatches = sizes
     plain = (chunks - 1) * stages  # of v p ticks
-    both, ends = Kind(forward=True, backward=train), Kind(True, train, head=True, words=True)
-    yield 1, [(Kind(forward=True, words=True), stages - 1)]
+    both, ends = Kind(forward=True, backward=train), Kind(True, train, True, True, train)
+    yield 1, [(Kind(forward=True, begins=True), stages - 1)]
     if plain:
         yield 1, [(Kind(forward=True), plain)]
         yield microbatches // stages - 1, [(ends, stages), (both, plain)]
-    yield 1, [(ends, stages if plain else microbatches)]
+    yield 1, [(ends._replace(begins=not plain), stages if plain else microbatches)]
     if train and plain:
         yield 1, [(Kind(backward=True), plain)]
     if train:
-        yield 1, [(Kind(backward=True, words=True), stages - 1)]
+        yield 1, [(Kind(backward=True, finishes=True), stages - 1)]
 
 
 # The passes
@@ -183,7 +185,8 @@ def loss_and_gradients(
     leaf of the batch is [m, b, S/s].
     """
     runtime, weights = _gathered(runtime, weights)
-    sums = _Passes(runtime, weights, batch, tokens).run(train=True)
+    passes = _Passes(runtime, weights, batch, tokens)
+    sums = replace(passes, varies=passes.varying()).run(train=True)
     assert sums.blocks is not None
     assert sums.tables is not None
     routed = sums.routed
@@ -204,6 +207,7 @@ class _Passes:
     weights: Parameters
     batch: _Batch
     tokens: jax.Array | int
+    varies: tuple[bool, ...] = ()  # whether what a pass needs is another in each, of each array
 
     @property
     def plan(self) -> PlannedPipeline:
@@ -261,12 +265,12 @@ class _Passes:
         around, gradient, y = self.plan.chunks > 1, state.gradient, state.arrived
         if kind.backward:
             gradient = collectives.from_stage(gradient, -1, around=around)
-        if kind.backward and kind.words:
+        if kind.finishes:
             state = state._replace(sums=self._with_word_gradients(state, turns.finished))
         if kind.forward:
             state, y = self._with_forward_pass(state, _of_stage(turns.forward))
             arrived = collectives.from_stage(y, 1, around=around)
-            if kind.words:
+            if kind.begins:
                 words = self._look_up(self.tables, jnp.maximum(turns.looked_up, 0))
                 arrived = jnp.where((_stage() == 0) & (turns.looked_up >= 0), words, arrived)
             state = state._replace(arrived=arrived)
@@ -293,7 +297,12 @@ class _Passes:
     def _with_backward_pass(self, state: _State, turn: Turn, gradient: jax.Array) -> _State:
         # Only how to pull back is taken from this forward pass, so the compiler leaves it out.
         _, pull, _, _ = self._differentiated(jnp.zeros_like(gradient), turn.chunk, turn.microbatch)
-        pull.args_res[-1], pull.opaque_residuals = _at(state.kept, turn.slot)
+        needed, tree = jax.tree.flatten((pull.args_res[-1], pull.opaque_residuals))
+        kept = iter(_at(state.kept, turn.slot))
+        both = [
+            next(kept) if is_kept else own for is_kept, own in zip(self.varies, needed, strict=True)
+        ]
+        pull.args_res[-1], pull.opaque_residuals = tree.unflatten(both)
         # The gradients of nothing are zero. Those of the routers' penalties are of their mean.
         share = jnp.float32(1 / self.runtime.plan.batch.tokens)
         d_blocks, d_x = pull(tuple(jnp.where(turn.is_busy, d, 0) for d in (gradient, share)))
@@ -303,13 +312,31 @@ class _Passes:
     def _differentiated(
         self, x: jax.Array, chunk: jax.Array | int, microbatch: jax.Array | int
     ) -> tuple[jax.Array, Any, Any, Routed | None]:
-        """What a chunk makes of x, how to pull a gradient back, what that keeps beside the weights,
-        and what the routers say.
+        """What a chunk makes of x, how to pull a gradient back, what that keeps, and what the
+        routers say.
         """
         run = partial(self._run_chunk, chunk=chunk, microbatch=microbatch)
         pull: Any  # has what it keeps: arguments, and what else it needs
         (y, _), pull, routed = jax.vjp(run, self._chunk(chunk), x, has_aux=True)
-        return y, pull, (pull.args_res[-1], pull.opaque_residuals), routed
+        needed = jax.tree.leaves((pull.args_res[-1], pull.opaque_residuals))
+        varies = self.varies or (True,) * len(needed)
+        return (
+            y,
+            pull,
+            [own for own, is_kept in zip(needed, varies, strict=True) if is_kept],
+            routed,
+        )
+
+    def varying(self) -> tuple[bool, ...]:
+        """Whether an array that a backward pass needs depends on the pass; masks do not."""
+
+        def needed(x: jax.Array, chunk: jax.Array, microbatch: jax.Array) -> list[jax.Array]:
+            return list(self._differentiated(x, chunk, microbatch)[2])
+
+        x = jax.eval_shape(lambda: self._look_up(self.tables, 0))
+        jaxpr = jax.make_jaxpr(needed)(x, jnp.int32(0), jnp.int32(0)).jaxpr
+        outputs = range(len(jaxpr.outvars))
+        return tuple(any(dce_jaxpr(jaxpr, [at == n for at in outputs])[1]) for n in outputs)
 
     def _added(self, totals: Any, parts: Any, chunk: jax.Array) -> Any:
         def add(total: jax.Array, part: jax.Array) -> jax.Array:
