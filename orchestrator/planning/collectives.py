@@ -327,6 +327,12 @@ def _stage_exchanges(layout: Training) -> Iterator[Exchange]:
             "stage_exchange", f"words and losses{suffix}", _REDUCE, axes, formula,
             layout.devices_along(axes), part.calls, (part,), dtype,
         )  # fmt: skip
+        # All stages have the last norm.
+        last = [
+            _Part(layout.elements(vector) * layout.gradient_bytes, 1, serial=1)
+            for vector in layout.network.norm.weights
+        ]
+        yield _reduction(layout, f"last norm gradients{suffix}", axes, "norm", last)
 
 
 def _stream_exchanges(layout: Training) -> list[Exchange]:
