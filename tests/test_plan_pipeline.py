@@ -72,13 +72,13 @@ def test_the_bubble_is_the_share_of_stages_over_passes(plan: Plan) -> None:
 
 def test_what_stages_send(plan: Plan) -> None:
     """A tick sends b S D / Y in bf16 each way, in m v + p - 1 ticks; words and losses are summed
-    over 16 stages four times a microbatch.
+    over 16 stages four times a microbatch, and in p ticks that have none.
     """
     own = 8192 * 16384 * 2 / 8
     ticks = 32 * 8 + 15
     sent = bytes_of(plan)
     assert sent["to next stage over dcn"] == 2 * ticks * own
-    assert sent["words and losses over dcn"] == pytest.approx(4 * 32 * 2 * own * 15 / 16)
+    assert sent["words and losses over dcn"] == pytest.approx((4 * 32 + 16) * 2 * own * 15 / 16)
     times = lines_of(plan, "to next stage over dcn")
     assert times["to next stage over dcn"] == pytest.approx(2 * ticks * own / 50e9)
 

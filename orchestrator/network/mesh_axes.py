@@ -32,13 +32,13 @@ EXPERT_EXCHANGES: tuple[LineKind, ...] = ("expert_exchange", "expert_gather", "e
 # slices and the devices of each has two axes: `sequence_dcn` between slices, `sequence` in each.
 _MESH_AXES = (
     Parallelism("pods", links=("dcn",), exchanges=("gradient_reduction",)),
-    Parallelism("pipeline_dcn", links=("dcn",), exchanges=("stage_exchange",)),
+    Parallelism("pipeline_dcn", links=("dcn",), exchanges=("stage_exchange", "gradient_reduction")),
     Parallelism("expert_dcn", links=("dcn",), exchanges=(*WEIGHT_EXCHANGES, *EXPERT_EXCHANGES)),
     Parallelism(
         "sequence_dcn", links=("dcn",), exchanges=(*WEIGHT_EXCHANGES, "kv_gather", "kv_scatter")
     ),
     Parallelism("fsdp_dcn", links=("dcn",), exchanges=WEIGHT_EXCHANGES),
-    Parallelism("pipeline", links=("ici",), exchanges=("stage_exchange",)),
+    Parallelism("pipeline", links=("ici",), exchanges=("stage_exchange", "gradient_reduction")),
     Parallelism("data", links=("ici",), exchanges=("gradient_reduction",)),
     Parallelism("expert", links=("ici",), exchanges=(*WEIGHT_EXCHANGES, *EXPERT_EXCHANGES)),
     Parallelism("fsdp", links=("ici",), exchanges=WEIGHT_EXCHANGES),

@@ -302,7 +302,7 @@ class _Passes:
         both = [
             next(kept) if is_kept else own for is_kept, own in zip(self.varies, needed, strict=True)
         ]
-        pull.args_res[-1], pull.opaque_residuals = tree.unflatten(both)
+        pull.args_res[-1], pull.opaque_residuals = jax.tree.unflatten(tree, both)
         # The gradients of nothing are zero. Those of the routers' penalties are of their mean.
         share = jnp.float32(1 / self.runtime.plan.batch.tokens)
         d_blocks, d_x = pull(tuple(jnp.where(turn.is_busy, d, 0) for d in (gradient, share)))
