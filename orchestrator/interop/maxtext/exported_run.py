@@ -110,7 +110,7 @@ def _without_keys(plan: Plan) -> Iterator[_Unsaid]:
         yield _Unsaid("resources.chip", plan.chip, f"MaxText's chips are {known}")
     why = "MaxText has another schedule of pipelines, and other axes between slices: leave it out"
     cut = {axis: size for axis, size in sizes(plan.mesh, OPTIONAL_AXES).items() if size > 1}
-    yield from (_Unsaid(f"resources.mesh.{axis}", size, why) for axis, size in cut.items())
+    yield from (_Unsaid(f"resources.mesh.{axis}", str(size), why) for axis, size in cut.items())
     if plan.stages:
         yield _Unsaid("experiment.stages", str(len(plan.stages)), "a run of MaxText has one stage")
     if plan.data.kind != "synthetic":
