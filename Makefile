@@ -103,6 +103,7 @@ fuzz: setup  ## load 20,000 mutated specs
 
 score: setup  ## learn constants from published runs, score them on unseen runs
 	@$(BIN)/python -m tests.bench.score_table
+	@$(BIN)/python -m tests.bench.gpu_table
 	@$(BIN)/python -m tests.bench.serving_table
 
 # torch is large, and needed for nothing else: it has an environment of its own.

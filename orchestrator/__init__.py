@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from orchestrator.run.profile import profile as profile
     from orchestrator.run.proofs import compare as compare
     from orchestrator.run.proofs import explain as explain
+    from orchestrator.run.proofs import is_gpu as is_gpu
     from orchestrator.run.proofs import prove as prove
     from orchestrator.run.proofs import prove_diff as prove_diff
     from orchestrator.run.proofs import prove_less_recompute as prove_less_recompute
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from orchestrator.run.proofs import prove_stages as prove_stages
     from orchestrator.run.proofs import report as report
     from orchestrator.run.proofs import score as score
+    from orchestrator.run.proofs import score_gpus as score_gpus
     from orchestrator.run.proofs import write_choice as write_choice
     from orchestrator.run.records import sync as sync
     from orchestrator.run.records import ui as ui
@@ -87,8 +89,8 @@ _MODULES = {
     "run.exports": "export export_maxtext export_weights import_maxtext pack schema",
     "run.own_runs": "own_run_row score_own",
     "run.profile": "profile",
-    "run.proofs": "compare explain prove prove_diff prove_less_recompute prove_search"
-    " prove_stages report score write_choice",
+    "run.proofs": "compare explain is_gpu prove prove_diff prove_less_recompute prove_search"
+    " prove_stages report score score_gpus write_choice",
     "run.records": "sync ui",
     "run.runs": "cancel follow follow_logs logs remove runs status studies",
     "run.serving": "explain_serving load_serving plan_serving score_serving"

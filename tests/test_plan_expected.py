@@ -47,7 +47,7 @@ from orchestrator.planning.torus import axis_sizes, find_links
 from orchestrator.show.plan_screen import plan_screen
 from orchestrator.values.model import Model
 from orchestrator.values.plan import Plan, plan_digest
-from orchestrator.values.spec import MeshRequest, Spec
+from orchestrator.values.spec import MeshRequest, Precision, Spec
 from tests.example_specs import TINY, spec_of
 
 SLICES = [("v4", "4x4x4"), ("v5e", "16x16"), ("v5p", "4x4x8"), ("v6e", "8x16"), ("tpu7x", "4x4x4")]
@@ -198,9 +198,17 @@ def test_a_plan_has_estimates_of_time_mfu_days_and_money() -> None:
     assert rate.low < rate.high <= rate.lower
 
 
+def in_int8(model: Model | str) -> Spec:
+    """A spec of a chip and a type of which no run is published."""
+    return spec_of(
+        model, chip="h100", topology="8", pods=1, sequences=64, length=2048,
+        precision=Precision(compute="int8"),
+    )  # fmt: skip
+
+
 def test_without_published_runs_there_is_no_estimate() -> None:
-    """A GPU's forecast says so by leaving it out, and has the bound all the same."""
-    forecast = make_plan(spec_of(TINY, chip="h100", topology="8", pods=1, sequences=64)).forecast
+    """A forecast in a type without runs says so by leaving it out, and has the bound."""
+    forecast = make_plan(in_int8(TINY)).forecast
     assert forecast.step_s.expected is None
     assert forecast.mfu.expected is None
     assert forecast.expected_time == ()
@@ -208,12 +216,11 @@ def test_without_published_runs_there_is_no_estimate() -> None:
 
 
 def test_without_published_runs_a_plan_warns_and_names_no_range() -> None:
-    """MPT-7B on 8, 128 and 512 H100 took twice the lower bound: its figures are at best."""
-    spec = spec_of("llama2-7b", chip="h100", topology="8", pods=1, sequences=64, length=2048)
-    plan = make_plan(spec)
+    """Its figures are at best."""
+    plan = make_plan(in_int8("llama2-7b"))
     assert (plan.forecast.days.low, plan.forecast.days.high) == (None, None)
     [warned] = [one for one in plan.warnings if one.code == "no_expected"]
-    assert warned.figures == {"chip": "h100"}
+    assert warned.figures == {"chip": "h100 in int8"}
     shown = plan_screen(plan, "orch explain x.yaml")
     last = shown[shown.rindex("Plan: ") :]
     assert last.count("at least") == 2
@@ -228,8 +235,7 @@ def test_a_plan_says_whose_runs_it_expects() -> None:
     assert learned.reference.longer == 0
     assert {one.software for one in learned.others} == {"axlearn", "levanter", "pytorch-xla", "t5x"}
     assert all(one.runs > 0 for one in learned.others)
-    gpu = spec_of("llama2-7b", chip="h100", topology="8", pods=1, sequences=64, length=2048)
-    assert make_plan(gpu).forecast.learned_from is None
+    assert make_plan(in_int8("llama2-7b")).forecast.learned_from is None
 
 
 def layout_and_work(spec: Spec) -> tuple[Training, StepWork]:
@@ -358,9 +364,9 @@ TINY_STEP = spec_of(TINY, topology="2x2x1", pods=2, sequences=64, length=128)
             ),
             {"fsdp_dcn"},
         ),
-        (spec_of(TINY, chip="h100", topology="8", pods=1, sequences=64), set()),
+        (spec_of(TINY, chip="h100", topology="8", pods=1, sequences=64), {"step_s"}),
     ],
-    ids=["70B on 35,840", "70B on 128", "tiny", "512 tpu7x", "data 2", "shared", "no run known"],
+    ids=["70B on 35,840", "70B on 128", "tiny", "512 tpu7x", "data 2", "shared", "tiny on H100"],
 )
 def test_a_plan_warns_along_each_axis_that_it_leaves(spec: Spec, axes: set[str]) -> None:
     """With its value and the range of the runs; its digest does not depend on it."""

@@ -44,7 +44,7 @@ from orchestrator.show.study_screens import forecast_screen
 from orchestrator.show.terminal import CommandResult, say, show_result
 from orchestrator.values.model import Model
 from orchestrator.values.plan import Plan
-from orchestrator.values.spec import TensorTreatments
+from orchestrator.values.spec import Precision, TensorTreatments
 from tests.conftest import GOLDEN, ROOT, TRAINING_SPECS, HoldGolden
 from tests.example_specs import spec_of
 
@@ -363,16 +363,21 @@ def test_a_run_that_ends_early_has_a_price_of_its_own() -> None:
     assert "this run" not in plan_screen(longer, None)
 
 
+INT8 = Precision(compute="int8")  # of which no run on GPUs is published
+
+
 def test_without_a_published_run_no_range_is_shown() -> None:
-    """MPT-7B on 8, 128 and 512 H100 took about twice what a roofline says: bounds alone remain."""
+    """Bounds alone remain."""
     mpt = Model(
         name="mpt-7b", layers=32, d_model=4096, d_ff=16_384, heads=32, kv_heads=32, head_dim=128,
         vocab=50_432, gated=False, tied=True,
     )  # fmt: skip
     for pods in (1, 16, 64):
-        plan = make_plan(
-            spec_of(mpt, chip="h100", topology="8", pods=pods, sequences=128 * pods, length=2048)
-        )
+        spec = spec_of(
+            mpt, chip="h100", topology="8", pods=pods, sequences=128 * pods, length=2048,
+            precision=INT8,
+        )  # fmt: skip
+        plan = make_plan(spec)
         assert plan.forecast.step_s.expected is None
         assert [one.code for one in plan.warnings if one.code == "no_expected"]
         days, cost = plan.forecast.days, plan.forecast.dollars
@@ -387,8 +392,9 @@ def test_without_a_published_run_no_range_is_shown() -> None:
 
 
 def test_runners_up_without_an_estimate_have_both_bounds() -> None:
-    """No run was published for this chip, so the steps at peak rates take its place."""
-    plans = make_plans(spec_of("llama3-8b", chip="h100", topology="8", pods=1, sequences=64), 3)
+    """No run was published for this type, so the steps at peak rates take its place."""
+    spec = spec_of("llama3-8b", chip="h100", topology="8", pods=1, sequences=64, precision=INT8)
+    plans = make_plans(spec, 3)
     shown = plan_screen(plans[0], "x", runners_up=plans[1:])
     _, head, *rows = shown[shown.index("the plan and 2 runners-up") :].splitlines()
     assert head.split()[4:6] == ["lower", "unoverlapped"]

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import field
 from functools import cache
-from typing import Literal
+from math import hypot
+from typing import Any, Literal
 
 import msgspec
 
-from orchestrator.catalog.chips import table
+from orchestrator.catalog.chips import Chip, table
 from orchestrator.values.codec import Value
 from orchestrator.values.goodput import Uncertain
 
@@ -110,6 +111,92 @@ def range_kind(axis: str, chip: str, compute: str) -> str:
 def shared_efficiency(name: str) -> LearnedConstant:
     """Return a constant that is the same for all kinds of chips."""
     return msgspec.convert(table(_LEARNED)["shared"][name], LearnedConstant)
+
+
+# Months from the end of 2025 after which software fuses what surrounds the products of experts.
+FUSED = 6
+SMALL_DOMAIN = 8  # GPUs of a node: larger domains have dispatchers of their own
+
+
+class GpuEfficiency(Value):
+    """What a kind of GPU reaches in one type with one software: shares of the peak on `matmul`, on
+    products in the type of activations (`wide`) and on `attention`; `mixtures` is a factor of the
+    time of experts for the date of the software, `software` of all. `shared` is the same for all
+    GPUs (docs/score-gpus.md). `spread` is the half width of the 80 % interval, as the logarithm of
+    a factor. `runs` of `programs` are those that all constants come from.
+    """
+
+    matmul: Any
+    wide: Any
+    attention: Any
+    mixtures: Any
+    software: Any
+    shared: Mapping[str, float]
+    spread: float
+    runs: int = 0
+    programs: int = 0
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+
+
+class GpuConstants(Value):
+    """Learned constants of GPUs, and how many jobs each comes from. `chips` are shares of the peak
+    in fp8, `types` factors of them, `kinds` what a type on a chip adds; `attention` is by compute
+    capability, `old` for kernels older than the chip. `months` is by how much mixtures gain in a
+    month of software. `spreads` are by what is priced: dense or mixture, of known software or new.
+    """
+
+    chips: Mapping[str, float]
+    types: Mapping[str, float]
+    kinds: Mapping[str, float]
+    attention: Mapping[str, float]
+    shared: Mapping[str, float]
+    software: Mapping[str, float]
+    months: float
+    latest: int
+    runs: int
+    spreads: Mapping[str, float]
+    jobs: Mapping[str, int]
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+
+    def efficiency(
+        self, chip: Chip, kind: str, software: str = "other", *, mixture: bool,
+        months: int | None = None, old_kernel: bool = False,
+    ) -> GpuEfficiency | None:  # fmt: skip
+        """Return what such a chip reaches; None where no run of it was learned from."""
+        if chip.name not in self.chips or chip.xla_gpu is None or kind not in self.types:
+            return None
+        capability = chip.xla_gpu.compute_capability.rstrip("af")
+        of_kernel = f"{capability} old"
+        has_old = old_kernel and of_kernel in self.attention
+        share = self.chips[chip.name]
+        new = "" if software in self.software and software != OTHER else "new "
+        what = "mixture" if mixture else "dense" if kind == "bf16" else "narrow"
+        name = f"{chip.name}-{kind}"
+        age = self.latest if months is None else months
+        fused = age >= FUSED and chip.pod_chips.value > SMALL_DOMAIN
+        return GpuEfficiency(
+            matmul=min(share * self.types[kind] * self.kinds.get(name, 1.0), 1.0),
+            wide=min(share * self.types["bf16"] * self.kinds.get(f"{chip.name}-bf16", 1.0), 1.0),
+            attention=self.attention[of_kernel if has_old else capability],
+            mixtures=(1 - self.months) ** age * (self.shared["fused"] if fused else 1.0),
+            software=self.software.get(software, self.software[OTHER]),
+            shared=self.shared,
+            # What a type adds on a chip without such runs is as unsure as its prior.
+            spread=hypot(
+                self.spreads[f"{new}{what}"], 0.0 if self.jobs.get(name) else UNKNOWN_TYPE
+            ),
+            runs=self.runs,
+            programs=len(self.software) - 1,
+            ranges=self.ranges,
+        )
+
+
+_GPU_LEARNED = "gpu_efficiency.toml"
+
+
+@cache
+def gpu_constants() -> GpuConstants:
+    return msgspec.convert(table(_GPU_LEARNED), GpuConstants)
 
 
 class ScheduleScore(Value):

@@ -15,7 +15,7 @@ from orchestrator.show.own_runs_screen import own_score_screen
 from orchestrator.show.plan_diff_screen import proof_diff_screen
 from orchestrator.show.progress import Display
 from orchestrator.show.proof_screen import proof_screens, search_screen
-from orchestrator.show.report_screen import score_screen
+from orchestrator.show.report_screen import gpu_score_screen, score_screen
 from orchestrator.show.terminal import CommandResult, echo, show, show_result
 from orchestrator.values.proof import Proof
 
@@ -176,7 +176,7 @@ def _exit_code(*proofs: Proof) -> int:
     help="Learn anew without each document, source and chip, or software; score what was left out.",
 )  # fmt: skip
 @click.option(
-    "--kind", type=click.Choice(["training", "serving"]),
+    "--kind", type=click.Choice(["training", "gpu", "serving"]),
     help="Which of the project's runs, without RUNS.csv.  [default: training]",
 )  # fmt: skip
 @click.option("--own", is_flag=True, help="Learn from your own runs on chips, in --storage.")
@@ -192,7 +192,7 @@ def score_command(
 
     RUNS.csv has the columns of the project's own file, which is the default. A row that cannot be
     planned or converted is listed with its reason and counts in no figure. A file with the columns
-    of serving_runs.csv is about serving.
+    of gpu_runs.csv is about training on GPUs, one with those of serving_runs.csv about serving.
 
     --own keeps what your runs teach of each kind of chip, apart from the published constants:
     `orch plan --profile DIGEST` uses it. A rehearsal teaches nothing of chips.
@@ -215,6 +215,11 @@ def score_command(
         served = orch.score_serving(runs, without=without)
         other = "orch score --kind serving" + ("" if without else " --without document")
         show(served, lambda: serving_score_screen(served, other), as_json=as_json)
+        return
+    if kind == "gpu" or (kind is None and runs and orch.is_gpu(runs)):
+        on_gpus = orch.score_gpus(runs, without=without)
+        other = "orch score --kind gpu" + ("" if without else " --without document")
+        show(on_gpus, lambda: gpu_score_screen(on_gpus, other), as_json=as_json)
         return
     found = orch.score(runs, without=without)
     following = "orch score" if without else "orch score --without document"

@@ -231,6 +231,10 @@ def _outside(axis: str, value: float, reached: Range) -> float:
     return 0.0
 
 
+def shares_outside(values: Mapping[str, float], ranges: Mapping[str, Range]) -> tuple[float, ...]:
+    return tuple(_outside(axis, values[axis], reached) for axis, reached in ranges.items())
+
+
 def extrapolations(
     values: Mapping[str, float], ranges: Mapping[str, Range]
 ) -> tuple[Extrapolation, ...]:

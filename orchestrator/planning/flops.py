@@ -111,7 +111,7 @@ def expert_padding_flops(layout: Training) -> Number:
     if moe is None:
         return 0.0
     if moe.capacity_factor is not None:
-        return (1 + BACKWARD_OVER_FORWARD) * surplus_rows(layout) * _experts_forward_flops(layout)
+        return (1 + BACKWARD_OVER_FORWARD) * surplus_rows(layout) * experts_forward_flops(layout)
     routed = layout.over_layers(layout.routed_elements)
     experts = moe.experts / layout.ways("experts")
     unit = layout.chip.matrix_unit
@@ -125,7 +125,7 @@ def expert_imbalance_flops(layout: Layout) -> Number:
     moe = layout.model.moe
     if moe is None or moe.capacity_factor is not None:
         return 0.0
-    return (1 + BACKWARD_OVER_FORWARD) * surplus_rows(layout) * _experts_forward_flops(layout)
+    return (1 + BACKWARD_OVER_FORWARD) * surplus_rows(layout) * experts_forward_flops(layout)
 
 
 def surplus_rows(layout: Layout) -> Number:
@@ -138,7 +138,7 @@ def surplus_rows(layout: Layout) -> Number:
     return (moe.imbalance - 1) * (layout.ways("experts") > 1)
 
 
-def _experts_forward_flops(layout: Layout) -> Number:
+def experts_forward_flops(layout: Layout) -> Number:
 
     def routed(block: Block) -> Number:
         return sum(layout.multiplied_elements(one) for one in block.matmuls if is_of_experts(one))

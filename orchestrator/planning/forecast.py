@@ -7,13 +7,13 @@ from typing import Any
 
 from orchestrator import catalog
 from orchestrator.catalog.chips import Chip
-from orchestrator.catalog.published import OTHER, REFERENCE
+from orchestrator.catalog.published import OTHER, REFERENCE, GpuEfficiency, gpu_constants
 from orchestrator.formatting import DAY_S, HOUR_S
 from orchestrator.goodput.inputs import goodput_inputs
 from orchestrator.goodput.losses import goodput_forecast, over_share
 from orchestrator.network.mesh_axes import DCN_GROUPS
 from orchestrator.planning import expected as estimates
-from orchestrator.planning import flops
+from orchestrator.planning import flops, gpu_expected
 from orchestrator.planning.layout import Training
 from orchestrator.planning.memory import phases
 from orchestrator.planning.step_work import (
@@ -59,8 +59,11 @@ def forecast(layout: Training, spec: Spec) -> plan.Forecast:
         busy[f"ici {most}"] = float(time.torus_axis_s[slowest])
     ordered = sorted(busy, key=lambda name: -busy[name])
     first, second = busy[ordered[0]], busy[ordered[1]]
-    efficiency = _efficiency_of(layout)
-    expected = estimates.expected_lines(layout, lines, time, efficiency) if efficiency else ()
+    efficiency, expected = _efficiency_of(layout), tuple[plan.LedgerLine, ...]()
+    if isinstance(efficiency, GpuEfficiency):
+        expected = gpu_expected.expected_lines(layout, lines, time, efficiency)
+    elif efficiency:
+        expected = estimates.expected_lines(layout, lines, time, efficiency)
     return write_forecast(
         layout,
         Terms(spec.experiment.tokens, run_goodput(layout, spec), price),
@@ -103,7 +106,12 @@ def write_forecast(
     goodput, days, chip_hours, dollars = time_and_money(layout, step_s, terms)
     # The software for whose runs `expected` speaks.
     learned, efficiency = None, _efficiency_of(layout)
-    if efficiency is not None and step_s.expected is not None:
+    if isinstance(efficiency, GpuEfficiency) and step_s.expected is not None:
+        names = f"{efficiency.programs} frameworks"
+        learned = plan.LearnedFrom(
+            reference=plan.SoftwareRuns(software=names, runs=efficiency.runs, longer=0.0), others=()
+        )
+    elif isinstance(efficiency, catalog.Efficiency) and step_s.expected is not None:
         runs = {
             name: plan.SoftwareRuns(software=name, runs=len(found.rows),
                                longer=found.value / (1 - found.value))
@@ -203,6 +211,12 @@ def step_bounds(
     """Seconds of a step: the bound, the estimate if runs on such chips are known, and all lines."""
     estimate = plan.Estimate(lower=float(time.lower_s), unoverlapped=float(time.unoverlapped_s))
     efficiency = _efficiency_of(layout)
+    if isinstance(efficiency, GpuEfficiency):
+        seconds = float(gpu_expected.expected_s(layout, lines, time, efficiency))
+        values = estimates.axis_values(layout, work, seconds)
+        outside = estimates.shares_outside(values, efficiency.ranges)
+        low, high = gpu_expected.interval(seconds, estimate.lower, efficiency.spread, outside)
+        return replace(estimate, expected=seconds, low=low, high=high)
     if efficiency is None:
         return estimate
     expected = float(estimates.expected_s(layout, lines, time, efficiency, work))
@@ -210,8 +224,13 @@ def step_bounds(
     return replace(estimate, expected=expected, low=low, high=high)
 
 
-def _efficiency_of(layout: Training) -> catalog.Efficiency | None:
-    """Return what published runs on such chips reach, or None without such runs."""
+def _efficiency_of(layout: Training) -> catalog.Efficiency | GpuEfficiency | None:
+    """Return what published runs on such chips reach, or None without such runs. On GPUs none is of
+    this project's trainer: its plans are as those of software never seen.
+    """
+    if layout.chip.switched:
+        is_mixture = layout.model.moe is not None
+        return gpu_constants().efficiency(layout.chip, layout.precision.compute, mixture=is_mixture)
     return catalog.efficiency(layout.chip.name, layout.precision.compute)
 
 

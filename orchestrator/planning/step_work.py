@@ -212,12 +212,16 @@ def hbm_rate(layout: Layout) -> float:
 def pass_bytes(layout: Training) -> Number:
     """HBM traffic of operations between the matmuls, as if none were fused with another."""
     touched = layout.over_layers(partial(_touched_elements, layout))
-    logits = _LOGITS_TOUCHES * _LOGITS_BYTES * layout.size(layout.network.head.dimensions[0])
-    activations = layout.step_tokens * (layout.compute_bytes * touched + logits)
-    return activations + _quantization_bytes(layout)
+    activations = layout.step_tokens * layout.compute_bytes * touched
+    return activations + logits_bytes(layout) + quantization_bytes(layout)
 
 
-def _quantization_bytes(layout: Training) -> Number:
+def logits_bytes(layout: Training) -> Number:
+    vocabulary = layout.size(layout.network.head.dimensions[0])
+    return layout.step_tokens * _LOGITS_TOUCHES * _LOGITS_BYTES * vocabulary
+
+
+def quantization_bytes(layout: Training) -> Number:
     """HBM traffic of quantizing operands of blocks' products: inputs forward and when recomputed,
     gradients once, gathered weights in both passes of each microbatch.
     """

@@ -22,6 +22,8 @@ def with_schedule(plan: Plan, schedule: Schedule | None) -> Plan:
     fast end of the interval at least its products and kernels.
     """
     was = plan.forecast.step_s
+    if catalog.chip_of(plan).switched:
+        return plan  # no schedule of a GPU's program has been held to a measured step
     if schedule is None or was.expected is None or was.low is None or was.high is None:
         return plan
     runs_width = log(was.high / was.low) / 2

@@ -13,6 +13,7 @@ import msgspec
 from orchestrator.errors import CheckpointFailed, OrchError, SpecError, UnknownName
 from orchestrator.evidence.explain.formula import Explanation
 from orchestrator.evidence.explain.serving import ServingExplanation
+from orchestrator.evidence.score.gpu import GpuScore
 from orchestrator.evidence.score.samples import Score
 from orchestrator.evidence.score.serving import ServingScore
 from orchestrator.interop.kubernetes import ManifestKind, manifests
@@ -237,6 +238,7 @@ _OUTPUTS: dict[str, tuple[type, str]] = {
     "program-search": (ProgramSearch, "orch prove SPEC --search N --json"),
     "score": (Score, "orch score --json"),
     "own-score": (OwnScore, "orch score --own --json"),
+    "gpu-score": (GpuScore, "orch score --kind gpu --json"),
     "run": (run.Run, "orch submit, resume, cancel --json; orch runs --json, each of the list"),
     "status": (run.Status, "orch status RUN --json"),
     "study": (study.StudyStatus, "orch status STUDY --json"),

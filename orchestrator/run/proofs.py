@@ -10,7 +10,7 @@ from orchestrator.errors import OrchError, SpecError
 from orchestrator.evidence.explain.assemble import explain as derive
 from orchestrator.evidence.explain.formula import Explanation
 from orchestrator.evidence.report import make_report
-from orchestrator.evidence.score import evaluate
+from orchestrator.evidence.score import evaluate, gpu, gpu_runs
 from orchestrator.evidence.score.samples import Score
 from orchestrator.evidence.studies import report_of_study
 from orchestrator.journal.listing import StudyJournal, find_run_or_study
@@ -195,6 +195,23 @@ def score(
         return made
     goodput, recoveries = evaluate.goodput_scores(), evaluate.recovery_scores()
     return replace(made, goodput=goodput, recoveries=recoveries)
+
+
+def is_gpu(path: str | Path) -> bool:
+    """Return whether a file has the columns of published training runs on GPUs."""
+    return gpu_runs.is_gpu(Path(path))
+
+
+def score_gpus(
+    runs: str | Path | None = None,
+    *,
+    without: Literal["document", "group", "software"] | None = None,
+) -> gpu.GpuScore:
+    """Compare forecasts of published runs on GPUs with what they reached, as `score` does."""
+    path = Path(runs) if runs else None
+    if without:
+        return gpu.cross_validated(without, path)
+    return gpu.with_catalog_constants(path)
 
 
 def report(run: str, storage: str | Path = RUNS) -> Report | ScalingReport | SweepReport:

@@ -16,6 +16,7 @@ from orchestrator.values.slowdowns import worst_slowdowns
 from orchestrator.values.study import key_names, settings_text
 
 if TYPE_CHECKING:
+    from orchestrator.evidence.score.gpu import GpuScore
     from orchestrator.evidence.score.samples import Score, Summary
 
 _ENDS = ("value", "low", "high")
@@ -378,6 +379,43 @@ def score_screen(score: "Score", next_command: str) -> ui.Screen:
         ui.indent(f"{name}: {', '.join(ids)}" for name, ids in groups.items() if ids),
         *map(ui.indent, _score_tables(score)),
         ui.indent(assumptions),
+        ui.indent(ui.labelled("left out:", f"{run.id}: {run.reason}") for run in score.left_out),
+        ui.closing(verdict, next_command),
+    )
+
+
+def gpu_score_screen(score: "GpuScore", next_command: str) -> ui.Screen:
+    """Return every run on GPUs, the totals next to a baseline, and the speed on more nodes."""
+    rows, faster = list[ui.Row](), list[str]()
+    for run in score.rows:
+        interval = fmt.span(fmt.seconds(run.low_step_s), fmt.seconds(run.high_step_s))
+        cells = fmt.seconds(run.expected_step_s), interval, fmt.seconds(run.measured_step_s)
+        rows.append((run.id, *cells, fmt.signed_percent(run.error)))
+        faster += [run.id] if run.below_lower_bound else []
+    totals: list[ui.Row] = [
+        ("", "runs", "jobs", "median", "p90", "inside 80 %", "one MFU: median", "p90")
+    ]
+    for part in score.parts:
+        figures = (
+            part.summary.median_abs_error, part.summary.p90_abs_error, part.summary.inside_interval,
+            part.summary.baseline_median_abs_error, part.summary.baseline_p90_abs_error,
+        )  # fmt: skip
+        counts = str(part.summary.rows), str(part.jobs)
+        totals.append((part.part, *counts, *map(_share, figures)))
+    kept = [
+        (each.id, str(each.slices), fmt.percent(each.measured), fmt.percent(each.expected))
+        for each in score.retention
+    ]
+    verdict = _verdict(score.parts[0].summary) if score.parts else "Score: no run can be priced."
+    return ui.screen(
+        [ui.Title(f"{_runs(len(score.rows))} against their forecasts", score.learned_on)],
+        ui.indent([ui.heading(verdict)]),
+        ui.indent(ui.table(("run", "expected", "80 % interval", "measured", "error"), rows)),
+        ui.indent([f"faster than the lower bound: {', '.join(faster)}"] if faster else []),
+        ui.indent([ui.Table(totals, gap=2)]),
+        ui.indent(
+            ui.table(("speed of a GPU on", "nodes", "measured", "expected"), kept) if kept else []
+        ),
         ui.indent(ui.labelled("left out:", f"{run.id}: {run.reason}") for run in score.left_out),
         ui.closing(verdict, next_command),
     )

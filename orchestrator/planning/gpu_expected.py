@@ -1,0 +1,258 @@
+"""The expected step on GPUs: the ledger's work at the rates that published runs of GPUs reach, with
+constants by chip, type and software (docs/score-gpus.md).
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import fields, replace
+from math import exp
+
+import numpy as np
+
+from orchestrator.catalog.chips import Chip
+from orchestrator.catalog.published import SMALL_DOMAIN, GpuEfficiency
+from orchestrator.network.mesh_axes import DCN_AXES, EXPERT_EXCHANGES, WEIGHT_EXCHANGES
+from orchestrator.planning import flops
+from orchestrator.planning import step_work as steps
+from orchestrator.planning.layout import Number, Training
+from orchestrator.planning.time import StepTime, device_peak
+from orchestrator.values.codec import Value
+from orchestrator.values.plan import ATTENTION_LINES, LedgerLine, LineKind
+
+SOURCE = "published-gpu-runs"
+
+
+class GpuWork(Value):
+    """Seconds of a step by kind at peak rates, and counts. `routed_s` are products of experts,
+    `wide_s` those in the type of activations; `rows_s` is one pass of experts' rows over HBM.
+    `tokens_out_s` leave the domain on the way to experts. Per step and device, layers run
+    `layers` times, mixtures `mixtures` times; `behind` says that another chunk of a pipeline can
+    hide what a microbatch sends, `overlapped` how many seconds can hide `weights_s`, as a share of
+    the device's own work.
+    """
+
+    linear_s: Number
+    routed_s: Number
+    wide_s: Number
+    attention_s: Number
+    hbm_s: Number
+    passes_s: Number
+    casts_s: Number
+    rows_s: Number
+    biases_s: Number
+    tensor_s: Number
+    waits: Number
+    sequence_s: Number
+    tokens_s: Number
+    tokens_out_s: Number
+    sends_s: Number
+    weights_s: Number
+    layers: Number
+    mixtures: Number
+    in_pieces: Number
+    in_node: Number
+    behind: Number
+    overlapped: Number
+
+
+def gpu_work(layout: Training, lines: list[LedgerLine]) -> GpuWork:
+    """Return the work of a plan's ledger."""
+
+    def total(kinds: tuple[LineKind, ...], *, crossing: bool | None = None) -> Number:
+        found = [line for line in lines if line.kind in kinds]
+        if crossing is not None:
+            found = [line for line in found if (line.resource in DCN_AXES) == crossing]
+        return sum(line.value for line in found)
+
+    routed_s = total(("expert_padding", "expert_imbalance")) + 3 * flops.experts_forward_flops(
+        layout
+    ) / device_peak(layout)
+    narrow_s = total(
+        ("matmul", "copied_heads", "expert_padding", "expert_imbalance", "matmul_recompute")
+    )
+    hbm = layout.chip.hbm_bytes_per_s.value
+    casts = steps.quantization_bytes(layout)
+    hidden = np.where(layout.microbatches > 1, 1.0, LAST_MICROBATCH)
+    return GpuWork(
+        linear_s=narrow_s - routed_s,
+        routed_s=routed_s,
+        wide_s=total(("unembedding", "vocab_padding", "orthogonalization")),
+        attention_s=total(ATTENTION_LINES),
+        hbm_s=total(("weight_traffic", "optimizer_update", "activation_traffic")),
+        passes_s=(steps.pass_bytes(layout) - casts) / hbm,
+        casts_s=casts / hbm,
+        rows_s=row_bytes(layout) / hbm,
+        biases_s=bias_bytes(layout) / hbm,
+        tensor_s=total(("activation_gather", "activation_scatter")),
+        waits=layout.network.layers * layout.microbatches * (layout.ways("heads") > 1),
+        sequence_s=total(("kv_gather", "kv_scatter")),
+        tokens_s=total(EXPERT_EXCHANGES, crossing=False),
+        tokens_out_s=total(EXPERT_EXCHANGES, crossing=True),
+        sends_s=0.0,
+        weights_s=total(WEIGHT_EXCHANGES),
+        layers=layout.network.layers * layout.microbatches,
+        mixtures=layout.network.mixture_layers * layout.microbatches,
+        in_pieces=0.0,
+        in_node=float(waits_for_host(layout.chip)),
+        behind=0.0,
+        overlapped=hidden,
+    )
+
+
+# Of one microbatch, the share of its time in which gradients can leave: backward, and the next
+# forward that gathers weights.
+LAST_MICROBATCH = 0.6
+
+
+def row_bytes(layout: Training) -> Number:
+    """Bytes of rows that go to experts and come back, forward and backward, each written once."""
+    return steps.row_moves(layout) * layout.model.d_model * layout.compute_bytes
+
+
+def bias_bytes(layout: Training) -> Number:
+    """Bytes of what experts with biases make, each read and written forward and backward."""
+    moe, network = layout.model.moe, layout.network
+    if moe is None or not moe.biases:
+        return 0.0
+    width = 2 * (moe.d_ff or layout.model.d_ff) + layout.model.d_model
+    rows = layout.step_tokens * moe.top_k * network.mixture_layers
+    return 2 * steps.FORWARD_AND_BACKWARD * rows * width * layout.compute_bytes
+
+
+def waits_for_host(chip: Chip) -> bool:
+    """Whether a mixture's small kernels take less time than their launches: on Blackwell in nodes
+    of eight, whose software has no dispatcher for a large domain.
+    """
+    fast = chip.xla_gpu is not None and chip.xla_gpu.compute_capability.startswith("10")
+    return fast and chip.pod_chips.value <= SMALL_DOMAIN
+
+
+# What each part is called, and how it is computed from the work and what is known.
+_PARTS: dict[LineKind, tuple[str, str]] = {
+    "matmul": (
+        "matmuls",
+        "software * (linear_s / matmul + routed_s * mixtures / (matmul * routed) + wide_s / wide)",
+    ),
+    "attention": ("attention", "software * attention_s / attention"),
+    "weight_traffic": ("weights and optimizer", "software * hbm_s"),
+    "elementwise": ("between matmuls", "software * (passes_s * passes + casts_s * casts)"),
+    "row_moves": (
+        "rows of experts",
+        "software * mixtures * (rows_s * rows + biases_s * biases + mixture_layers * mixture_s)",
+    ),
+    "expert_exchange": (
+        "tokens to experts",
+        "software * (tokens_s * tokens * mixtures + tokens_out_s * tokens_out)",
+    ),
+    "exposed_tensor": (
+        "exposed tensor",
+        "software * (tensor_s * tensor + waits * wait_s + sends_s * sends)",
+    ),
+    "kv_gather": ("keys and values", "software * sequence_s * sequence"),
+    "layers": ("kernels of layers", "software * layers * layer_s"),
+    "exposed_gathers": (
+        "exposed weights and gradients",
+        "software * max(weights_s * weights, weights_s - hidden_s)",
+    ),
+    "outside_layers": ("outside of layers", "software * step_s"),
+}
+
+
+def _inputs(work: GpuWork, known: GpuEfficiency, hidden_s: Number) -> dict[str, Number]:
+    """Return every number of the formulas, by its name in them."""
+    seconds = {each.name: getattr(work, each.name) for each in fields(GpuWork)}
+    shared = known.shared
+    return {
+        **shared,
+        **seconds,
+        **{name: getattr(known, name) for name in ("matmul", "wide", "attention", "mixtures")},
+        "software": known.software,
+        "mixture_layers": work.mixtures,
+        "tokens_out": np.where(work.behind > 0, shared["tokens_behind"], shared["tokens_out"]),
+        "tensor": np.where(work.in_pieces > 0, shared["tensor_in_pieces"], shared["tensor"]),
+        "mixture_s": np.where(
+            work.in_node > 0, shared["node_mixture_layer_s"], shared["mixture_layer_s"]
+        ),
+        "hidden_s": hidden_s,
+    }
+
+
+def step_parts(work: GpuWork, known: GpuEfficiency) -> dict[LineKind, Number]:
+    """Return the seconds of each part of a step, with what the software adds in its share."""
+    of = _inputs(work, known, 0.0)
+    own: dict[LineKind, Number] = {
+        "matmul": work.linear_s / known.matmul
+        + work.routed_s * known.mixtures / (known.matmul * of["routed"])
+        + work.wide_s / known.wide,
+        "attention": work.attention_s / known.attention,
+        "weight_traffic": work.hbm_s,
+        "elementwise": work.passes_s * of["passes"] + work.casts_s * of["casts"],
+        "row_moves": known.mixtures
+        * (
+            work.rows_s * of["rows"]
+            + work.biases_s * of["biases"]
+            + work.mixtures * of["mixture_s"]
+        ),
+        "expert_exchange": work.tokens_s * of["tokens"] * known.mixtures
+        + work.tokens_out_s * of["tokens_out"],
+        "exposed_tensor": work.tensor_s * of["tensor"]
+        + work.waits * of["wait_s"]
+        + work.sends_s * of["sends"],
+        "kv_gather": work.sequence_s * of["sequence"],
+        "layers": work.layers * of["layer_s"],
+    }
+    hidden_s = sum(own.values()) * work.overlapped
+    shown = np.maximum(work.weights_s * of["weights"], work.weights_s - hidden_s)
+    parts = own | {"exposed_gathers": shown, "outside_layers": of["step_s"]}
+    return {kind: seconds * known.software for kind, seconds in parts.items()}
+
+
+def expected_s(
+    layout: Training, lines: list[LedgerLine], time: StepTime, known: GpuEfficiency
+) -> Number:
+    parts = step_parts(gpu_work(layout, lines), known)
+    return np.maximum(sum(parts.values()), time.lower_s)
+
+
+def expected_lines(
+    layout: Training, lines: list[LedgerLine], time: StepTime, known: GpuEfficiency
+) -> tuple[LedgerLine, ...]:
+    """Return the expected step as a ledger, for one layout."""
+    work = gpu_work(layout, lines)
+    parts = step_parts(work, known)
+    total_s = float(sum(parts.values()))
+    own_s = total_s - parts["exposed_gathers"] - parts["outside_layers"]
+    hidden_s = own_s / known.software * work.overlapped
+    numbers = _inputs(work, known, hidden_s)
+    found = [
+        LedgerLine(
+            kind=kind,
+            name=_PARTS[kind][0],
+            value=seconds,
+            unit="s",
+            formula=_PARTS[kind][1],
+            inputs={n: numbers[n] for n in re.findall(r"[a-z_]+", _PARTS[kind][1]) if n != "max"},
+            sources=(SOURCE,),
+        )
+        for kind, seconds in parts.items()
+        if seconds > 0
+    ]
+    if total_s < time.lower_s:
+        rest = replace(
+            found[0],
+            kind="busiest_resource",
+            name="waiting for the busiest resource",
+            value=time.lower_s - total_s,
+            formula="lower - above",
+            inputs={"lower": time.lower_s, "above": total_s},
+        )
+        found.append(rest)
+    return tuple(found)
+
+
+def interval(
+    expected: float, lower: float, spread: float, outside: Iterable[float] = ()
+) -> tuple[float, float]:
+    """Return the 80 % interval, wider by how far the plan lies outside the runs on any axis."""
+    factor = exp(spread * (1 + max(outside, default=0.0)))
+    return max(expected / factor, lower), expected * factor
