@@ -73,7 +73,8 @@ def gpu_work(layout: Training, lines: list[LedgerLine]) -> GpuWork:
     hbm = layout.chip.hbm_bytes_per_s.value
     casts = steps.quantization_bytes(layout)
     hidden = np.where(layout.microbatches > 1, 1.0, LAST_MICROBATCH)
-    return GpuWork(
+    layers = layout.microbatches * layout.stage_share  # times the layers of the network
+    work = GpuWork(
         linear_s=narrow_s - routed_s,
         routed_s=routed_s,
         wide_s=total(("unembedding", "vocab_padding", "orthogonalization")),
@@ -84,21 +85,28 @@ def gpu_work(layout: Training, lines: list[LedgerLine]) -> GpuWork:
         rows_s=row_bytes(layout) / hbm,
         biases_s=bias_bytes(layout) / hbm,
         tensor_s=total(("activation_gather", "activation_scatter")),
-        waits=layout.network.layers * layout.microbatches * (layout.ways("heads") > 1),
+        waits=layout.network.layers * layers * (layout.ways("heads") > 1),
         sequence_s=total(("kv_gather", "kv_scatter")),
         tokens_s=total(EXPERT_EXCHANGES, crossing=False),
         tokens_out_s=total(EXPERT_EXCHANGES, crossing=True),
-        sends_s=0.0,
+        sends_s=total(("stage_exchange",)),
         weights_s=total(WEIGHT_EXCHANGES),
-        layers=layout.network.layers * layout.microbatches,
-        mixtures=layout.network.mixture_layers * layout.microbatches,
+        layers=layout.network.layers * layers,
+        mixtures=layout.network.mixture_layers * layers,
         in_pieces=0.0,
         in_node=float(waits_for_host(layout.chip)),
-        behind=0.0,
+        behind=np.where(layout.chunks > 1, 1.0, 0.0),
         overlapped=hidden,
     )
+    # What a microbatch does takes longer where stages of a pipeline wait at the ends of a step.
+    longer = {name: getattr(work, name) * (1 + layout.bubble) for name in _OF_MICROBATCHES}
+    return replace(work, **longer)
 
 
+_OF_MICROBATCHES = (
+    "linear_s", "routed_s", "wide_s", "attention_s", "passes_s", "casts_s", "rows_s", "biases_s",
+    "tensor_s", "waits", "sequence_s", "tokens_s", "tokens_out_s", "layers", "mixtures",
+)  # fmt: skip
 # Of one microbatch, the share of its time in which gradients can leave: backward, and the next
 # forward that gathers weights.
 LAST_MICROBATCH = 0.6
@@ -115,7 +123,7 @@ def bias_bytes(layout: Training) -> Number:
     if moe is None or not moe.biases:
         return 0.0
     width = 2 * (moe.d_ff or layout.model.d_ff) + layout.model.d_model
-    rows = layout.step_tokens * moe.top_k * network.mixture_layers
+    rows = layout.step_tokens * moe.top_k * network.mixture_layers * layout.stage_share
     return 2 * steps.FORWARD_AND_BACKWARD * rows * width * layout.compute_bytes
 
 
