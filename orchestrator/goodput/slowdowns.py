@@ -1,0 +1,319 @@
+"""Watch the steps of an attempt as they come, and find what slows them. It keeps the last steps
+only, so its memory and its time per step do not grow with the run.
+
+A change of level is found by two windows: the last steps against the steady ones before them. The
+limit is their median and five robust standard deviations, and at least a share of the median.
+"""
+
+from collections import deque
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from orchestrator.values.run import Step
+from orchestrator.values.slowdowns import HostPart, HostTimes, Slowdown, SlowdownKind
+
+_RECENT, _SLOW, _BEFORE, _FEWEST = 12, 9, 64, 12  # steps: the windows, and how many must be slow
+_DEVIATIONS, _MAD = 5.0, 1.4826  # the MAD of a normal distribution times this is its deviation
+_STALL_STEPS, _STALL_S = 4.0, 3.0  # a single step is a stall when it is longer by both
+_COMPILED = 0.5  # of a step, and seconds
+_SAVE_S, _SAVE_TIMES, _SAVE_STEPS = 10.0, 3.0, 10.0
+_APART = 50  # steps: stalls of one kind that are nearer belong together
+_GATHERS = 3  # in a row in which a host must be slow
+_MOST, _TOLD = 200, 32  # slowdowns of an attempt, and how many of them are told again and again
+_MANY_HOSTS = 8  # whose spread is known
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """The least share of a step that counts as slow: emulated devices share a machine's cores."""
+
+    level: float
+    input: float
+    hosts: dict[HostPart, float]
+
+
+# Where a host is slow in several ways, the first one explains the others.
+_ORDER: tuple[HostPart, ...] = ("stopped", "input", "host", "devices")
+_ON_CHIPS = _Limits(
+    level=0.05, input=0.1, hosts={"devices": 0.1, "host": 0.1, "input": 0.1, "stopped": 0.15}
+)
+_EMULATED = _Limits(
+    level=0.5, input=0.25, hosts={"devices": 0.75, "host": 0.25, "input": 0.25, "stopped": 0.3}
+)
+
+
+class SlowdownWatch:
+    """What slows the steps of an attempt. `told` are the newest slowdowns, as they were when they
+    began, when their cost had doubled and when they ended.
+    """
+
+    def __init__(self, attempt: int, *, emulated: bool, save_s: float = 0.0) -> None:
+        self._attempt, self._limits = attempt, _EMULATED if emulated else _ON_CHIPS
+        self._save_s = save_s  # the longest that a save should stop the steps
+        self.told: dict[int, Slowdown] = {}
+        self._open: dict[int, Slowdown] = {}  # by number
+        self._last: dict[SlowdownKind, Slowdown] = {}  # stalls, the newest of each kind
+        self._count = 0
+        self._saves: deque[float] = deque(maxlen=8)
+        self._saving = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget the steps so far: those that come are others."""
+        self._before: deque[float] = deque(maxlen=_BEFORE)
+        self._recent: deque[Step] = deque(maxlen=_RECENT)
+        self._scores: deque[dict[HostPart, list[float]]] = deque(maxlen=_GATHERS)
+        self._level: int | None = None  # the number of the slowdown that is a change of level
+
+    def add(self, step: Step) -> None:
+        """Take in the next step."""
+        if step.startup:
+            self.end(step.index - 1)
+            self._begin()
+            return
+        if len(self._recent) == _RECENT and self._level is None:
+            self._before.append(_pace(self._recent[0]))
+        self._recent.append(step)
+        known = len(self._before) >= _FEWEST
+        usual_s, deviation_s = _spread(self._before) if known else (0.0, 0.0)
+        if known:
+            self._find_stalls(step, usual_s, deviation_s)
+        if step.checkpoint_s:
+            self._saves.append(step.checkpoint_s)
+            self._saving = True
+        if len(self._recent) == _RECENT:
+            if known:
+                limit_s = usual_s + max(self._limits.level * usual_s, _DEVIATIONS * deviation_s)
+                self._find_level(usual_s, limit_s)
+            self._find_starved(usual_s)
+        if step.hosts:
+            self._find_hosts(step, step.hosts)
+
+    def saved(self) -> None:
+        """Note that no save is written in the background any more."""
+        self._saving = False
+
+    def end(self, last_step: int) -> None:
+        """End what goes on: no step comes after this one."""
+        for slowdown in list(self._open.values()):
+            self._close(slowdown, last_step)
+        for stall in self._last.values():
+            self._tell(stall)
+        self._last.clear()
+
+    # --- single steps
+
+    def _find_stalls(self, step: Step, usual_s: float, deviation_s: float) -> None:
+        long_s = max(_STALL_STEPS * usual_s, 2 * _DEVIATIONS * deviation_s, _STALL_S)
+        if step.compile_s > _COMPILED * max(usual_s, 1.0):
+            self._stall("compilation", step, usual_s, step.compile_s)
+        # A save is long against the ones before it; the first ones, against the steps.
+        save_s = max(_SAVE_S, _SAVE_STEPS * usual_s, _SAVE_TIMES * self._save_s)
+        if len(self._saves) > 1:
+            save_s = _SAVE_TIMES * median(self._saves) + max(_STALL_S, 2 * usual_s)
+        if step.checkpoint_s > save_s:
+            self._stall("saving", step, usual_s, step.checkpoint_s)
+        excess_s = _pace(step) - usual_s
+        if excess_s > long_s:
+            waited = step.data_s > excess_s / 2
+            self._stall("input" if waited else "stall", step, usual_s, excess_s)
+
+    def _stall(self, kind: SlowdownKind, step: Step, usual_s: float, lost_s: float) -> None:
+        """Note a long step; one that follows others of its kind soon belongs to them."""
+        last = self._last.get(kind)
+        if last and step.index - (last.last_step or 0) <= _APART:
+            steps = last.steps + 1
+            lost_s += last.lost_s
+            more = replace(last, last_step=step.index, steps=steps, lost_s=lost_s)
+            self._last[kind] = more
+            if more.lost_s >= 2 * self.told.get(more.number, more).lost_s:
+                self._tell(more)
+            return
+        new = self._new(kind, step.index, usual_s, lost_s, 1)
+        if new:
+            self._last[kind] = closed = replace(new, last_step=step.index)
+            del self._open[new.number]
+            self._tell(closed)
+
+    # --- many steps
+
+    def _find_level(self, usual_s: float, limit_s: float) -> None:
+        """Begin, go on with or end a slowdown of the last steps, by their paces."""
+        slow = [step for step in self._recent if _pace(step) > limit_s]
+        step_s = median(map(_pace, self._recent))
+        if self._level is None:
+            if len(slow) < _SLOW or step_s <= limit_s:
+                return
+            excess_s = sum(_pace(step) - usual_s for step in slow)
+            # What the steps wait for, where it explains half of the time.
+            kind: SlowdownKind = "saving" if self._saving else "level"
+            if sum(step.data_s for step in slow) > excess_s / 2:
+                kind = "input"
+            new = self._new(kind, slow[0].index, usual_s, excess_s, len(slow))
+            if new:
+                self._level = new.number
+                self._tell(new)
+            return
+        slowdown, step = self._open[self._level], self._recent[-1]
+        if len(slow) <= _RECENT - _SLOW and step_s <= limit_s:
+            self._close(slowdown, slow[-1].index if slow else step.index - _RECENT)
+            self._level = None
+            return
+        lost_s = slowdown.lost_s + _pace(step) - usual_s
+        self._go_on(replace(slowdown, lost_s=max(lost_s, 0.0)))
+
+    def _find_starved(self, usual_s: float) -> None:
+        """Find steps that wait for their input from the first one on, so that none is usual."""
+        starved = [step for step in self._recent if step.data_s > self._limits.input * step.step_s]
+        open_one = next((each for each in self._open.values() if each.kind == "input"), None)
+        if open_one and open_one.number != self._level:
+            if len(starved) <= _RECENT - _SLOW:
+                self._close(open_one, self._recent[-1].index - _RECENT)
+                return
+            more_s = self._recent[-1].data_s
+            self._go_on(replace(open_one, lost_s=open_one.lost_s + more_s))
+        elif self._level is None and len(starved) >= _SLOW:
+            waited_s, steps = sum(step.data_s for step in starved), len(starved)
+            without_s = max(median(map(_pace, starved)) - waited_s / steps, 0.0)
+            if usual_s:
+                without_s = min(usual_s, without_s)
+            if new := self._new("input", starved[0].index, without_s, waited_s, steps):
+                self._tell(new)
+
+    # --- hosts
+
+    def _find_hosts(self, step: Step, times: HostTimes) -> None:
+        """Name the hosts that were slow in each of the last gathers."""
+        step_s = median(map(_pace, self._recent))
+        self._scores.append({part: _scores(times, part, step_s) for part in _ORDER})
+        self._blame_stall(step, times)
+        slow: dict[int, tuple[HostPart, float]] = {}
+        for part in reversed(_ORDER) if len(self._scores) == _GATHERS else ():
+            least = self._limits.hosts[part]
+            for rank, scores in enumerate(zip(*(seen[part] for seen in self._scores), strict=True)):
+                if min(scores) > least:
+                    slow[rank] = part, median(scores)
+        named = {each.rank: each for each in self._open.values() if each.rank is not None}
+        for rank, slowdown in named.items():
+            if slowdown.number == self._level:
+                continue
+            if rank in slow:
+                more = (slowdown.step_s - slowdown.usual_s) * _steps_between(self._recent)
+                self._go_on(replace(slowdown, lost_s=slowdown.lost_s + more))
+            elif not any(self._is_slow(rank, scores) for scores in self._scores):
+                self._close(slowdown, step.index - _RECENT)
+        new = [rank for rank in slow if rank not in named]
+        for rank in sorted(new, key=lambda rank: -slow[rank][1])[: _TOLD // 8]:
+            self._name_host(rank, *slow[rank], step_s)
+
+    def _is_slow(self, rank: int, scores: dict[HostPart, list[float]]) -> bool:
+        return any(scores[part][rank] > self._limits.hosts[part] / 2 for part in _ORDER)
+
+    def _name_host(self, rank: int, part: HostPart, score: float, step_s: float) -> None:
+        times = 1 + score if part == "devices" else None
+        excess = {"devices": None, "stopped": score}.get(part, score * step_s)
+        blamed: dict[str, Any] = {"rank": rank, "part": part, "times": times, "excess": excess}
+        if self._level is not None and self._open[self._level].rank is None:
+            # The steps became slow, and here is the host that slowed them.
+            self._tell(replace(self._open[self._level], kind="host", **blamed))
+            return
+        # It was slow from the start, or the steps hardly feel it: what it costs at most.
+        cost_s = step_s * (score / (1 + score) if part == "devices" else score)
+        steps = _RECENT
+        first = max(self._recent[-1].index - steps + 1, 0)
+        new = self._new("host", first, max(step_s - cost_s, 0.0), cost_s * steps, steps)
+        if new:
+            self._tell(replace(new, **blamed))
+
+    def _blame_stall(self, step: Step, times: HostTimes) -> None:
+        """Name the host that stood still in a stall of the last steps."""
+        stall = self._last.get("stall")
+        if stall is None or stall.rank is not None or len(self._scores) == 0:
+            return
+        scores = self._scores[-1]["stopped"]
+        rank = max(range(len(scores)), key=scores.__getitem__)
+        is_new = step.index - (stall.last_step or 0) < 2 * _RECENT
+        if is_new and scores[rank] > self._limits.hosts["stopped"]:
+            blamed = replace(stall, rank=rank, part="stopped", excess=times.stopped[rank])
+            self._last["stall"] = blamed
+            self._tell(blamed)
+
+    # --- what is told
+
+    def _new(
+        self, kind: SlowdownKind, first: int, usual_s: float, lost_s: float, steps: int
+    ) -> Slowdown | None:
+        if self._count == _MOST:
+            return None
+        self._count += 1
+        new = Slowdown(
+            attempt=self._attempt, number=self._count, kind=kind, first_step=first, last_step=None,
+            steps=steps, usual_s=usual_s, step_s=usual_s, lost_s=max(lost_s, 0.0),
+        )  # fmt: skip
+        self._open[new.number] = new
+        return new
+
+    def _go_on(self, slowdown: Slowdown) -> None:
+        slowdown = replace(slowdown, steps=self._recent[-1].index - slowdown.first_step + 1)
+        self._open[slowdown.number] = slowdown
+        if slowdown.lost_s >= 2 * self.told[slowdown.number].lost_s:
+            self._tell(slowdown)
+
+    def _close(self, slowdown: Slowdown, last_step: int) -> None:
+        last_step = max(last_step, slowdown.first_step)
+        del self._open[slowdown.number]
+        steps = last_step - slowdown.first_step + 1
+        self._tell(replace(slowdown, last_step=last_step, steps=steps))
+
+    def _tell(self, slowdown: Slowdown) -> None:
+        each_s = slowdown.lost_s / slowdown.steps
+        slowdown = replace(slowdown, step_s=slowdown.usual_s + each_s)
+        if slowdown.last_step is None:
+            self._open[slowdown.number] = slowdown
+        self.told[slowdown.number] = slowdown
+        for number in list(self.told)[:-_TOLD]:
+            if number not in self._open:
+                del self.told[number]
+
+
+def _pace(step: Step) -> float:
+    """The seconds of a step without what is judged apart."""
+    return max(step.step_s - step.checkpoint_s - step.compile_s, 0.0)
+
+
+def _spread(paces: deque[float]) -> tuple[float, float]:
+    """The median, and the standard deviation as the middle half of the paces shows it."""
+    middle = median(paces)
+    return middle, _MAD * median(abs(pace - middle) for pace in paces)
+
+
+def _scores(times: HostTimes, part: HostPart, step_s: float) -> list[float]:
+    """By how much each rank is slower than the median of the others: a share of their device time,
+    of a step, or of all time. Where there are many hosts, less than their own spread counts as 0.
+    """
+    columns: dict[HostPart, tuple[float, ...]] = {
+        "devices": times.devices_s,
+        "host": times.host_s,
+        "input": times.input_s,
+        "stopped": times.stopped,
+    }
+    own = columns[part]
+    if len(own) < 2 or step_s <= 0 or (part == "devices" and min(own) <= 0):
+        return [0.0] * len(own)
+    middle = median(own)
+    spread = _MAD * median(abs(value - middle) for value in own)
+    noise = _DEVIATIONS * spread if len(own) >= _MANY_HOSTS else 0.0
+    scores = []
+    for rank, value in enumerate(own):
+        others = middle if len(own) >= _MANY_HOSTS else median([*own[:rank], *own[rank + 1 :]])
+        unit = {"devices": others, "stopped": 1.0}.get(part, step_s)
+        scores.append((value - others) / unit if value - others > noise else 0.0)
+    return scores
+
+
+def _steps_between(steps: deque[Step]) -> int:
+    """The steps since the gather before the newest one."""
+    told = [step.index for step in steps if step.hosts]
+    return next((after - before for before, after in reversed(list(pairwise(told)))), 1)
