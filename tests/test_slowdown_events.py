@@ -93,7 +93,7 @@ def test_status_and_report_say_it_in_a_sentence_with_the_command_that_shows_more
     journal = Journal(writer.journal.path)
     shown = " ".join(str(status_screen(journal.status(), "")).split())
     assert (
-        "since step 121 rank 1 (tpu-7, slice pod-1) is slow: its devices take 1.62 x as long as"
+        "since step 121 rank 1 (tpu-7, slice pod-1) is slow: its devices took 1.62 x as long as"
         " those of the others; 1.9 s a step in place of 1 s, 40 s lost so far; 1 other slowdown:"
         f" orch logs it --storage {tmp_path} --rank 1"
     ) in shown
@@ -115,13 +115,20 @@ def test_status_and_report_say_it_in_a_sentence_with_the_command_that_shows_more
          "from step 121 to 131 steps stalled; {AT}, 8.1 s lost"),
         ({"kind": "input"},
          "since step 121 steps wait for their input; {AT}, {LOST}"),
+        ({"kind": "stall", "last_step": 120, "steps": 1, "rank": 2, "part": "stopped",
+          "excess": 0.9},
+         "in step 121 a step stalled because of rank 2: it stood still for 90 % of the time{CUT}"),
         ({"kind": "host", "rank": 2, "part": "stopped", "excess": 0.4},
          "since step 121 rank 2 is slow: it stood still for 40 % of the time; {AT}, {LOST}"),
     ],
 )  # fmt: skip
 def test_each_kind_has_a_sentence(changes: dict[str, object], text: str) -> None:
     slowdown = replace(SLOW, **changes)  # type: ignore[arg-type]
-    assert slowdown.text == text.format(AT="1.9 s a step in place of 1 s", LOST="8.1 s lost so far")
+    assert slowdown.text == text.format(
+        AT="1.9 s a step in place of 1 s",
+        LOST="8.1 s lost so far",
+        CUT="; 1.9 s a step in place of 1 s, 8.1 s lost",
+    )
 
 
 def test_a_check_of_hosts_is_a_sentence() -> None:

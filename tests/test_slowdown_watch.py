@@ -13,7 +13,7 @@ from orchestrator.values.run import Step
 from orchestrator.values.slowdowns import HostTimes, Slowdown
 from tests.journals import step
 
-EVERY, HOSTS = 4, 4  # steps between gathers
+EVERY, HOSTS = 3, 4  # steps between gathers
 Change = Callable[[Step], Step]
 
 
@@ -188,7 +188,7 @@ def test_a_host_that_is_slow_from_the_start_is_named() -> None:
 
 def test_the_host_that_stood_still_in_a_stall_is_named() -> None:
     calm, stopped = gathered(noisy(100)), gathered(noisy(100), stopped=0.9)
-    steps = [stopped[63] if each.index == 63 else each for each in calm]
+    steps = [stopped[62] if each.index == 62 else each for each in calm]
     (slow,), _ = seen(changed(steps, (61,), longer(30.0)))
     assert (slow.kind, slow.rank, slow.part, slow.first_step) == ("stall", 3, "stopped", 61)
 
@@ -199,7 +199,10 @@ def test_among_many_hosts_the_spread_of_all_is_no_news() -> None:
     times = HostTimes(
         devices_s=tuple(wide), host_s=(1e-3,) * 64, input_s=(0.0,) * 64, stopped=(0.0,) * 64
     )
-    steps = [replace(each, hosts=times) if each.index % EVERY == 3 else each for each in noisy(100)]
+    steps = [
+        replace(each, hosts=times) if each.index % EVERY == EVERY - 1 else each
+        for each in noisy(100)
+    ]
     assert seen(steps) == ([], {})
     slower = replace(times, devices_s=(*wide[:-1], 4e-5))
     (slow,), _ = seen([replace(each, hosts=each.hosts and slower) for each in steps])

@@ -26,6 +26,7 @@ from trainers.data import batches as sources
 from trainers.huggingface.read import new_state
 from trainers.meter import Evaluator, Meter
 from trainers.multihost import StopVote, barrier, listen_on_node_address
+from trainers.own_times import OwnTimes
 from trainers.trace import StepTraces
 
 _State = dict[str, Any]
@@ -145,8 +146,9 @@ def run(program: Program, assignment: Assignment) -> Outcome:
             return batch, *program.rate(step)
 
         steps = range(begun, max(begun, assignment.steps))
-        with sources.Prefetched(inputs, steps) as feed:
-            meter = Meter(program, assignment.emit, startup, assignment.peak_flops_per_s)
+        least_s = plan.forecast.step_s.lower
+        with sources.Prefetched(inputs, steps) as feed, OwnTimes(least_s) as own:
+            meter = Meter(program, assignment.emit, startup, assignment.peak_flops_per_s, own)
             every = assignment.checkpoint.every or plan.forecast.goodput.every_steps
             loop = _Loop(
                 compiled, feed, meter, checkpoints, every, traces.of(compiled, plan), evaluator
@@ -190,8 +192,11 @@ class _Loop:
             with self.traces.step(done, self.meter.flush):
                 began = _clock()
                 inputs = self.feed.take()
-                self.meter.add_wait(data_s=_clock() - began)
+                data_s, began = _clock() - began, _clock()
                 state, metrics = self.compiled(state, *inputs)
+                # Where a device still has work, this call may wait for it.
+                devices_s = _clock() - began + vote.waited_s
+                self.meter.add_wait(data_s=data_s, devices_s=devices_s)
                 self.meter.add_step(done, metrics)
             done += 1
             # Before a save, so that whoever continues from it has the evaluation too.

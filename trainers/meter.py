@@ -16,8 +16,10 @@ from orchestrator.planning import flops
 from orchestrator.values.run import Evaluation, Startup, Step
 from trainers.contract import METRICS, Program, place
 from trainers.data.batches import HeldOut
+from trainers.own_times import OwnTimes
 
 _State = dict[str, Any]
+_COMPILATION = "/jax/core/compile/backend_compile_duration"  # JAX tells it of each
 clock = time.perf_counter
 
 
@@ -26,6 +28,22 @@ def _peak_hbm_bytes() -> int | None:
     reports = [device.memory_stats() or {} for device in jax.local_devices()]
     peaks = [report["peak_bytes_in_use"] for report in reports if "peak_bytes_in_use" in report]
     return max(peaks, default=None)
+
+
+_compilations: list[float] = []
+
+
+def _compiled_s() -> float:
+    """Return the seconds that this process has spent compiling since it was first asked."""
+    if not _compilations:
+        _compilations.append(0.0)
+
+        def add(event: str, duration_secs: float, **_: str | int) -> None:
+            if event == _COMPILATION:
+                _compilations[0] += duration_secs
+
+        jax.monitoring.register_event_duration_secs_listener(add)
+    return _compilations[0]
 
 
 class Meter:
@@ -37,6 +55,7 @@ class Meter:
         emit: Callable[[Step], None],
         startup: Startup,
         peak_flops_per_s: float | None,  # of one device in the compute type, where it is known
+        own: OwnTimes | None = None,  # of the processes; None: nobody asks who is slow
         *,
         clock: Callable[[], float] = clock,
         memory: Callable[[], int | None] = _peak_hbm_bytes,
@@ -48,17 +67,27 @@ class Meter:
         self._startup: Startup | None = startup
         self._pending: tuple[int, Mapping[str, jax.Array]] | None = None  # on the device
         self._evaluation: Evaluation | None = None
-        self._data_s = self._checkpoint_s = 0.0
+        self._own = own
+        self._data_s = self._checkpoint_s = self._devices_s = 0.0
+        self._compiled_s = _compiled_s()
         self._last_end = clock()
 
-    def add_wait(self, *, data_s: float = 0.0, checkpoint_s: float = 0.0) -> None:
+    def add_wait(
+        self, *, data_s: float = 0.0, checkpoint_s: float = 0.0, devices_s: float = 0.0
+    ) -> None:
+        """Note that the loop waited: for a batch, for a state to be copied, for the devices."""
         self._data_s += data_s
         self._checkpoint_s += checkpoint_s
+        if checkpoint_s:  # what a first save compiles is a part of it
+            self._compiled_s = _compiled_s()
+        self._devices_s += devices_s
 
     def add_step(self, index: int, metrics: Mapping[str, jax.Array]) -> None:
         """Note a step that is now on the device, and measure the one before it."""
         for metric in metrics.values():
             metric.copy_to_host_async()
+        if self._own:
+            self._own.begin_work(index, metrics)
         self.flush(with_memory=self._startup is not None)
         self._pending = index, metrics
 
@@ -69,7 +98,7 @@ class Meter:
             raise ValueError("no step is on the device")
         step = self._measured(*pending, with_memory=False)
         self._evaluation = measure()
-        self._last_end = self._clock()
+        self._last_end, self._compiled_s = self._clock(), _compiled_s()
         if not math.isfinite(self._evaluation.loss):
             raise LossNotFinite(f"step {step.index + 1}: its loss on held-out text is not finite")
         self._emit(replace(step, evaluation=self._evaluation, peak_hbm_bytes=self._memory()))
@@ -81,7 +110,9 @@ class Meter:
             self._emit(self._measured(*pending, with_memory=with_memory))
 
     def _measured(self, index: int, metrics: Mapping[str, jax.Array], *, with_memory: bool) -> Step:
+        waits_from = clock()
         values = {name: float(metric) for name, metric in metrics.items()}
+        waited_s = clock() - waits_from
         began, self._last_end = self._last_end, self._clock()
         for name in ("loss", "grad_norm"):
             if not math.isfinite(values[name]):  # screens count from one
@@ -97,6 +128,15 @@ class Meter:
                 "model_flops_per_s_per_chip": self._flops / step_s / plan.chips,
                 "mfu": peak and flops.mfu(self._flops, step_s, plan.devices, peak),
             }
+        compiled_s, hosts = _compiled_s(), None
+        if self._own:
+            elsewhere_s = self._devices_s + self._data_s + self._checkpoint_s
+            hosts = self._own.end_step(
+                index,
+                host_s=max(step_s - waited_s - elsewhere_s, 0.0),
+                input_s=self._data_s,
+                waited_s=waited_s,
+            )
         measured = Step(
             index=index,
             step_s=step_s,
@@ -110,9 +150,12 @@ class Meter:
             trainer_metrics={name: values[name] for name in values if name not in METRICS},
             startup=self._startup,
             evaluation=self._evaluation,
+            compile_s=0.0 if self._startup else compiled_s - self._compiled_s,
+            hosts=hosts,
             **rates,
         )
-        self._startup, self._data_s, self._checkpoint_s = None, 0.0, 0.0
+        self._startup, self._compiled_s = None, compiled_s
+        self._data_s = self._checkpoint_s = self._devices_s = 0.0
         return measured
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -59,6 +60,7 @@ class StopVote:
     def __init__(self, wants_stop: Callable[[], bool]) -> None:
         self._wants_stop = wants_stop
         self._is_only_process = jax.process_count() == 1
+        self.waited_s = 0.0  # for the others, in the last vote
         if not self._is_only_process:
             devices = Mesh(np.array(jax.devices()), ("devices",))
             self._each = NamedSharding(devices, PartitionSpec("devices"))
@@ -71,7 +73,10 @@ class StopVote:
         if self._is_only_process:
             return self._wants_stop()
         previous, self._result = self._result, self._sum(self._wants_stop())
-        return bool(previous)
+        began = time.perf_counter()
+        stops = bool(previous)
+        self.waited_s = time.perf_counter() - began
+        return stops
 
     def _sum(self, vote: bool) -> jax.Array:
         count = len(jax.devices())

@@ -5,11 +5,13 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.errors import CheckpointFailed, JournalUnreadable
+from orchestrator.goodput.slowdowns import SlowdownWatch
 from orchestrator.journal import boundary
 from orchestrator.journal.heartbeat import RENEWAL_LIMIT_S, ClaimWatch, HeartbeatWriter
 from orchestrator.journal.run_journal import Journal
@@ -22,6 +24,7 @@ from orchestrator.storage.segments import pipe_to
 from orchestrator.values.plan import Plan
 from orchestrator.values.profile import traced_ranks
 from orchestrator.values.run import SavedCheckpoint, Step, checkpoint_folder
+from orchestrator.values.slowdowns import Slowdown
 
 _SETTLE_LIMIT_S = 5.0
 POLL_S = 0.05
@@ -34,6 +37,7 @@ class _RunSaves:
         self._args, self._beats, self._watch = args, beats, watch
         self._reported: SavedCheckpoint | None = None
         self.before_report: Callable[[], None] = lambda: None
+        self.after_report: Callable[[], None] = lambda: None
 
     def recorded(self) -> Sequence[SavedCheckpoint]:
         return (*self._args.saves, *self._watch.saved)
@@ -47,6 +51,7 @@ class _RunSaves:
             claim=self._args.claim, attempt=self._args.attempt, step=step, sha256=sha256
         )
         self._beats.report_saved(self._reported)
+        self.after_report()
 
     def begin_stage(self, step: int) -> None:
         """Wait until the checkpoint of so many steps counts: every rank begins a stage with it."""
@@ -116,7 +121,11 @@ def _train(args: WorkerArgs, rank: int, beats: HeartbeatWriter, watch: ClaimWatc
         emit: Callable[[Step], None] = _drop
         if rank == 0:
             log = stack.enter_context(StepLog(journal.path, args.attempt))
-            emit = _printed(log.append)
+            blocking_s = plan.forecast.goodput.inputs.save.blocking_s.high
+            emulated = submission.rehearsal
+            slow = SlowdownWatch(args.attempt, emulated=emulated, save_s=blocking_s)
+            saves.after_report = slow.saved
+            emit = stack.enter_context(_watched(_printed(log.append), slow, beats))
             if is_copy(journal.path):  # a checkpoint counts no steps that only this process has
                 saves.before_report = log.sync
         assignment = Assignment(
@@ -180,6 +189,41 @@ def _printed(
             print(f"step {step.index + 1}: held-out loss {evaluation.loss:.4f}", flush=True)
 
     return emit_and_print
+
+
+# Of so many hosts the steps keep all that is gathered; of more, as much per step.
+_KEPT_HOSTS = 16
+
+
+@contextmanager
+def _watched(
+    emit: Callable[[Step], None], watch: SlowdownWatch, beats: HeartbeatWriter
+) -> Iterator[Callable[[Step], None]]:
+    """Look for what slows the steps, and report it with the heartbeats."""
+    gathers, last, told = 0, 0, dict[int, Slowdown]()
+
+    def report() -> None:
+        nonlocal told
+        if watch.told != told:
+            told = dict(watch.told)
+            beats.report_seen(tuple(told.values()))
+
+    def emit_and_watch(step: Step) -> None:
+        nonlocal gathers, last
+        watch.add(step)
+        last = step.index
+        report()
+        if step.hosts:
+            gathers += 1
+            if gathers % -(-len(step.hosts.stopped) // _KEPT_HOSTS):
+                step = replace(step, hosts=None)
+        emit(step)
+
+    try:
+        yield emit_and_watch
+    finally:
+        watch.end(last)
+        report()
 
 
 def _drop(_: Step) -> None:

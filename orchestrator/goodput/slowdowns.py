@@ -6,6 +6,7 @@ limit is their median and five robust standard deviations, and at least a share 
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
@@ -20,7 +21,7 @@ _STALL_STEPS, _STALL_S = 4.0, 3.0  # a single step is a stall when it is longer 
 _COMPILED = 0.5  # of a step, and seconds
 _SAVE_S, _SAVE_TIMES, _SAVE_STEPS = 10.0, 3.0, 10.0
 _APART = 50  # steps: stalls of one kind that are nearer belong together
-_GATHERS = 3  # in a row in which a host must be slow
+_GATHERS = 4  # in a row in which a host must be slow
 _MOST, _TOLD = 200, 32  # slowdowns of an attempt, and how many of them are told again and again
 _MANY_HOSTS = 8  # whose spread is known
 
@@ -32,15 +33,22 @@ class _Limits:
     level: float
     input: float
     hosts: dict[HostPart, float]
+    host_s: float  # by so many seconds a host must hold up a step
 
 
 # Where a host is slow in several ways, the first one explains the others.
 _ORDER: tuple[HostPart, ...] = ("stopped", "input", "host", "devices")
 _ON_CHIPS = _Limits(
-    level=0.05, input=0.1, hosts={"devices": 0.1, "host": 0.1, "input": 0.1, "stopped": 0.15}
+    level=0.05,
+    input=0.1,
+    hosts={"devices": 0.1, "host": 0.1, "input": 0.1, "stopped": 0.15},
+    host_s=0.002,
 )
 _EMULATED = _Limits(
-    level=0.5, input=0.25, hosts={"devices": 0.75, "host": 0.25, "input": 0.25, "stopped": 0.3}
+    level=0.5,
+    input=0.25,
+    hosts={"devices": 0.75, "host": 0.25, "input": 0.25, "stopped": 0.3},
+    host_s=0.05,
 )
 
 
@@ -107,8 +115,6 @@ class SlowdownWatch:
 
     def _find_stalls(self, step: Step, usual_s: float, deviation_s: float) -> None:
         long_s = max(_STALL_STEPS * usual_s, 2 * _DEVIATIONS * deviation_s, _STALL_S)
-        if step.compile_s > _COMPILED * max(usual_s, 1.0):
-            self._stall("compilation", step, usual_s, step.compile_s)
         # A save is long against the ones before it; the first ones, against the steps.
         save_s = max(_SAVE_S, _SAVE_STEPS * usual_s, _SAVE_TIMES * self._save_s)
         if len(self._saves) > 1:
@@ -116,9 +122,11 @@ class SlowdownWatch:
         if step.checkpoint_s > save_s:
             self._stall("saving", step, usual_s, step.checkpoint_s)
         excess_s = _pace(step) - usual_s
+        kind = _cause([step], excess_s)
+        if kind == "compilation":
+            long_s = _COMPILED * max(usual_s, 1.0)
         if excess_s > long_s:
-            waited = step.data_s > excess_s / 2
-            self._stall("input" if waited else "stall", step, usual_s, excess_s)
+            self._stall(kind or "stall", step, usual_s, excess_s)
 
     def _stall(self, kind: SlowdownKind, step: Step, usual_s: float, lost_s: float) -> None:
         """Note a long step; one that follows others of its kind soon belongs to them."""
@@ -147,10 +155,7 @@ class SlowdownWatch:
             if len(slow) < _SLOW or step_s <= limit_s:
                 return
             excess_s = sum(_pace(step) - usual_s for step in slow)
-            # What the steps wait for, where it explains half of the time.
-            kind: SlowdownKind = "saving" if self._saving else "level"
-            if sum(step.data_s for step in slow) > excess_s / 2:
-                kind = "input"
+            kind = _cause(slow, excess_s) or ("saving" if self._saving else "level")
             new = self._new(kind, slow[0].index, usual_s, excess_s, len(slow))
             if new:
                 self._level = new.number
@@ -187,7 +192,8 @@ class SlowdownWatch:
     def _find_hosts(self, step: Step, times: HostTimes) -> None:
         """Name the hosts that were slow in each of the last gathers."""
         step_s = median(map(_pace, self._recent))
-        self._scores.append({part: _scores(times, part, step_s) for part in _ORDER})
+        least_s = self._limits.host_s
+        self._scores.append({part: _scores(times, part, step_s, least_s) for part in _ORDER})
         self._blame_stall(step, times)
         slow: dict[int, tuple[HostPart, float]] = {}
         for part in reversed(_ORDER) if len(self._scores) == _GATHERS else ():
@@ -279,8 +285,17 @@ class SlowdownWatch:
 
 
 def _pace(step: Step) -> float:
-    """The seconds of a step without what is judged apart."""
-    return max(step.step_s - step.checkpoint_s - step.compile_s, 0.0)
+    """The seconds of a step without a save, which is judged apart."""
+    return max(step.step_s - step.checkpoint_s, 0.0)
+
+
+def _cause(steps: Sequence[Step], excess_s: float) -> SlowdownKind | None:
+    """What the steps waited for, where it explains half of the excess."""
+    waits: dict[SlowdownKind, float] = {
+        "compilation": sum(step.compile_s for step in steps),
+        "input": sum(step.data_s for step in steps),
+    }
+    return next((kind for kind, wait_s in waits.items() if wait_s > excess_s / 2), None)
 
 
 def _spread(paces: deque[float]) -> tuple[float, float]:
@@ -289,9 +304,9 @@ def _spread(paces: deque[float]) -> tuple[float, float]:
     return middle, _MAD * median(abs(pace - middle) for pace in paces)
 
 
-def _scores(times: HostTimes, part: HostPart, step_s: float) -> list[float]:
+def _scores(times: HostTimes, part: HostPart, step_s: float, least_s: float) -> list[float]:
     """By how much each rank is slower than the median of the others: a share of their device time,
-    of a step, or of all time. Where there are many hosts, less than their own spread counts as 0.
+    of a step, or of all time. Less than `least_s`, or than the spread of many hosts, counts as 0.
     """
     columns: dict[HostPart, tuple[float, ...]] = {
         "devices": times.devices_s,
@@ -305,6 +320,8 @@ def _scores(times: HostTimes, part: HostPart, step_s: float) -> list[float]:
     middle = median(own)
     spread = _MAD * median(abs(value - middle) for value in own)
     noise = _DEVIATIONS * spread if len(own) >= _MANY_HOSTS else 0.0
+    if part in ("host", "input"):
+        noise = max(noise, least_s)
     scores = []
     for rank, value in enumerate(own):
         others = middle if len(own) >= _MANY_HOSTS else median([*own[:rank], *own[rank + 1 :]])

@@ -250,6 +250,8 @@ def slowdown_command(slowdown: Slowdown, run: Run) -> str:
     storage = folder(run.journal).parent
     if slowdown.rank is not None:
         return run_command("logs", run.run, storage, "--rank", str(slowdown.rank))
+    if slowdown.kind in ("level", "stall") and run.state in LIVE:
+        return run_command("profile", run.run, storage, "--steps", "3")
     return run_command("report", run.run, storage, "--full")
 
 

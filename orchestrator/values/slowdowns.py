@@ -13,9 +13,9 @@ SlowdownKind = Literal["level", "stall", "input", "saving", "compilation", "host
 # Which of its own times tells that a host is slow.
 HostPart = Literal["devices", "host", "input", "stopped"]
 _HOST_PARTS: dict[HostPart, str] = {
-    "devices": "its devices take {times} x as long as those of the others",
-    "host": "its Python takes {each} longer per step than that of the others",
-    "input": "its input comes {each} later per step than that of the others",
+    "devices": "its devices took {times} x as long as those of the others",
+    "host": "its Python took {each} longer per step than that of the others",
+    "input": "its input came {each} later per step than that of the others",
     "stopped": "it stood still for {share} of the time",
 }
 
@@ -25,7 +25,7 @@ _NAMED = 4  # hosts in a sentence
 
 class HostTimes(Value):
     """What every process measured of itself over the last steps, by rank: no time in which it
-    waited for others. A device time of 0 was not measured.
+    waited for others. A device time of 0 was not measured, as those of emulated devices.
 
     `devices_s` is the time of a fixed small amount of work on its devices, `host_s` that of its
     Python per step, `input_s` its wait for a batch per step. `stopped` is the share of the time in
@@ -74,14 +74,17 @@ class Slowdown(Value):
         took = f"{fmt.seconds(self.step_s)} a step in place of {fmt.seconds(self.usual_s)}"
         where = "" if self.rank is None else f"rank {self.rank}"
         where += f" ({self.host})" if self.host else ""
+        wait = "wait" if last is None else "waited"
         what = {
-            "level": "steps are slow",
+            "level": "steps are slow" if last is None else "steps were slow",
             "stall": "a step stalled" if self.steps == 1 else "steps stalled",
-            "input": "steps wait for their input",
-            "saving": "steps wait for checkpoints",
-            "compilation": "steps wait for the compiler",
-            "host": f"{where} is slow",
+            "input": f"steps {wait} for their input",
+            "saving": f"steps {wait} for checkpoints",
+            "compilation": f"steps {wait} for the compiler",
+            "host": f"{where} is slow" if last is None else f"{where} was slow",
         }[self.kind]
+        if self.rank is not None and self.kind != "host":
+            what += f" because of {where}"
         if self.part:
             how = _HOST_PARTS[self.part].format(
                 times=fmt.to_digits(self.times or 0.0, 3),
