@@ -125,7 +125,7 @@ def _train(args: WorkerArgs, rank: int, beats: HeartbeatWriter, watch: ClaimWatc
             emulated = submission.rehearsal
             slow = SlowdownWatch(args.attempt, emulated=emulated, save_s=blocking_s)
             saves.after_report = slow.saved
-            emit = stack.enter_context(_watched(_printed(log.append), slow, beats))
+            emit = stack.enter_context(_watched(_printed(log.append), slow, beats, traced))
             if is_copy(journal.path):  # a checkpoint counts no steps that only this process has
                 saves.before_report = log.sync
         assignment = Assignment(
@@ -197,9 +197,12 @@ _KEPT_HOSTS = 16
 
 @contextmanager
 def _watched(
-    emit: Callable[[Step], None], watch: SlowdownWatch, beats: HeartbeatWriter
+    emit: Callable[[Step], None],
+    watch: SlowdownWatch,
+    beats: HeartbeatWriter,
+    traced: Callable[[], range],
 ) -> Iterator[Callable[[Step], None]]:
-    """Look for what slows the steps, and report it with the heartbeats."""
+    """Look for what slows the steps, except those of a trace, and report it with heartbeats."""
     gathers, last, told = 0, 0, dict[int, Slowdown]()
 
     def report() -> None:
@@ -210,7 +213,9 @@ def _watched(
 
     def emit_and_watch(step: Step) -> None:
         nonlocal gathers, last
-        watch.add(step)
+        own = traced()  # a trace takes time before its first step and after its last one
+        if not own or not own.start <= step.index <= own.stop:
+            watch.add(step)
         last = step.index
         report()
         if step.hosts:
