@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from orchestrator.run.specs import with_proof as with_proof
     from orchestrator.run.studies import study as study
     from orchestrator.run.studies import submit_study as submit_study
+    from orchestrator.run.submit import preflight as preflight
     from orchestrator.run.submit import resume as resume
     from orchestrator.run.submit import submit as submit
     from orchestrator.show.pages import write_forecast as write_forecast
@@ -98,7 +99,7 @@ _MODULES = {
     "run.specs": "create_spec deadline_odds diff is_serving is_study key_help known_proof line_cut"
     " load offers plan plans with_proof",
     "run.studies": "study submit_study",
-    "run.submit": "resume submit",
+    "run.submit": "preflight resume submit",
     "show.pages": "write_forecast write_frontier write_offers write_report write_schedule",
     "values.spec": "SubmitOptions",
 }

@@ -64,9 +64,7 @@ def train(plan: Plan, assignment: Assignment) -> Outcome:
     """Run a plan with its trainer on all devices, stage after stage; it ends with a checkpoint. A
     stage begins with the last checkpoint of the one before: if that is not whole, it goes back.
     """
-    listen_on_node_address()
-    deepen_compiler_stacks(os.environ)
-    share_compiled_programs()
+    prepare_devices()
     done = newest_step(assignment.directory / _CHECKPOINTS, assignment.saves)
     while True:
         stage = plan.stage_of(done)
@@ -84,6 +82,13 @@ def train(plan: Plan, assignment: Assignment) -> Outcome:
         if outcome.stopped or done >= assignment.steps:
             return outcome
         assignment.next_stage(done)
+
+
+def prepare_devices() -> None:
+    """Set up this process before JAX makes its devices; once more changes nothing."""
+    listen_on_node_address()
+    deepen_compiler_stacks(os.environ)
+    share_compiled_programs()
 
 
 def run(program: Program, assignment: Assignment) -> Outcome:

@@ -77,13 +77,13 @@ def _timed(operation: Operation, dtype: MatmulType, head_dim: int = 0) -> Timing
     runs: dict[float, Callable[[], float]] = {}
     with jax.default_device(jax.local_devices()[0]):
         while amount <= most:
-            body, start, done = _work(operation, DTYPES[dtype], head_dim, amount)
-            runs[done] = _compiled(body, start)
+            body, start, done = operation_work(operation, DTYPES[dtype], head_dim, amount)
+            runs[done] = repeated(body, start)
             amount = _GROWTH * amount if _GROWTH * runs[done]() < _LONG_S else 2 * most
         return replace(_in_rounds(operation, dtype, runs), head_dim=head_dim)
 
 
-def _compiled(body: _Body, start: tuple[jax.Array, ...]) -> Callable[[], float]:
+def repeated(body: _Body, start: tuple[jax.Array, ...]) -> Callable[[], float]:
     """Return a function that does the body often enough, and returns the seconds of one time."""
 
     def repeat(count: jax.Array, arrays: Any) -> Any:
@@ -101,7 +101,7 @@ def _compiled(body: _Body, start: tuple[jax.Array, ...]) -> Callable[[], float]:
     return lambda: seconds(count)
 
 
-def _work(operation: Operation, dtype: Any, head_dim: int, amount: float) -> _Work:
+def operation_work(operation: Operation, dtype: Any, head_dim: int, amount: float) -> _Work:
     if operation == "matmul":
         # A product and its backward pass: each multiplies in an order of its own.
         size = round((amount / 2 / _MATMULS) ** (1 / 3) / 16) * 16

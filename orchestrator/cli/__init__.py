@@ -19,7 +19,7 @@ from orchestrator.values.spec import Spec
 # The commands by what they are about, in the order in which they are used.
 _GROUPS = {
     "Plan": "init schema plan explain prove score import export data",
-    "Run": "submit runs status logs cancel resume rm",
+    "Run": "submit runs status logs cancel resume preflight rm",
     "Look": "report top profile compare sync ui",
     "Machine": "doctor calibrate completion",
 }
@@ -28,7 +28,7 @@ _MODULES = {
     "spec_commands": "init schema import export data",
     "plan_commands": "plan",
     "proof_commands": "explain prove score",
-    "run_commands": "submit cancel resume rm",
+    "run_commands": "submit cancel resume preflight rm",
     "look_commands": "runs status logs report top profile compare sync ui doctor calibrate"
     " completion",
 }

@@ -15,10 +15,12 @@ from orchestrator.formatting import count, counted
 from orchestrator.run.progress import run_command, spec_command
 from orchestrator.run.studies import Outcome
 from orchestrator.run.submit import Confirm
+from orchestrator.show.machine_screens import host_check_screen
 from orchestrator.show.progress import Display
 from orchestrator.show.status_screen import cancelled_text
 from orchestrator.show.study_screens import study_report_screen
 from orchestrator.show.terminal import CommandResult, aside, say, show, show_result
+from orchestrator.storage.addresses import folder
 from orchestrator.values.run import LIVE, Run
 from orchestrator.values.spec import Proposal
 from orchestrator.values.study import StudyStatus
@@ -178,6 +180,46 @@ def resume_command(
     # A run that was only submitted has no driver yet.
     code = 0 if detach else _exit_code(run_now, left=display.left)
     show_result(CommandResult(run_now, exit_code=code), as_json=as_json)
+
+
+@click.command("preflight", epilog=shared.RUN_HELP)
+@click.argument("run", metavar="RUN|SPEC", shell_complete=shared.complete_key)
+@shared.STORAGE
+@shared.SET
+@_ADDRESS
+@_YES
+@shared.JSON
+def preflight_command(
+    run: str, storage: Path, overrides: tuple[str, ...], address: str | None, yes: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Time every host of RUN, or of a new run of SPEC, and train nothing.
+
+    A matmul, a copy in the memory of its devices, a copy to the host and back, and the collective
+    of each axis of the mesh. Hosts that are slower than the rest are named and recorded with the
+    run; one that is named twice is left out of the next attempt where a spare slice stands ready.
+    RUN must not be going on: with `run.preflight: true` each of its attempts begins with this
+    check. `orch resume` begins or continues the run.
+
+    \b
+    Exit status:
+      0  no host is slow, or there is only one
+      1  a host is slow, or the hosts could not be checked
+
+    Example: orch preflight specs/tiny_2pod.yaml
+    """
+    refuse_options({"--set": bool(overrides) and not run.endswith((".yaml", ".yml"))}, "a spec")
+    with aside(as_json):
+        done = orch.preflight(
+            run, storage, overrides, address=address, confirm=_confirmation(yes=yes),
+            progress=Display(),
+        )  # fmt: skip
+    checks = done.host_checks[-1:]
+    following = run_command("resume", done.run, folder(done.journal).parent)
+    for check in checks:  # none where this command was interrupted
+        shown = CommandResult(check, lambda: host_check_screen(check, following), bool(check.slow))  # noqa: B023
+        show_result(shown, as_json=as_json)
+    raise SystemExit(0 if checks else Interrupted.exit_code)
 
 
 @click.command("cancel", epilog=shared.NEWEST_HELP)

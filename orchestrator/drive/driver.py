@@ -16,11 +16,18 @@ import psutil
 
 from orchestrator import errors, tracking
 from orchestrator.drive.worker import redirect_output
+from orchestrator.goodput.host_check import slices_to_avoid
 from orchestrator.journal import heartbeat, liveness
 from orchestrator.journal.heartbeat import Heartbeat, HeartbeatMonitor, read_heartbeats
 from orchestrator.journal.ownership import Writer, claim_run
 from orchestrator.journal.run_journal import Journal
-from orchestrator.journal.run_state import Decision, RunState, cancel_reason, decide_retry
+from orchestrator.journal.run_state import (
+    Decision,
+    RunState,
+    cancel_reason,
+    decide_retry,
+    last_attempt_text,
+)
 from orchestrator.launch.backend import (
     AttemptEvent,
     AttemptHandle,
@@ -41,7 +48,7 @@ from orchestrator.values.goodput import (
     settling_s,
 )
 from orchestrator.values.plan import Plan
-from orchestrator.values.run import AttemptReason, StateReason
+from orchestrator.values.run import AttemptReason, EndState, StateReason
 from orchestrator.values.spec import Pods
 
 
@@ -122,11 +129,18 @@ class Monitor:
         # What was seen is no reason to end a run whose disk is full: the next look records it.
         with suppress(errors.JournalUnwritable):
             for beat in beats.values():
-                if beat.host_check and beat.host_check.attempt == self.args.attempt:
-                    self.writer.record_host_check(beat.host_check)
+                if (check := beat.host_check) and check.attempt == self.args.attempt:
+                    named = [(each, beats.get(each.rank)) for each in check.slow]
+                    slow = tuple(
+                        replace(each, slice_name=at.slice_name, host=at.process.host)
+                        if at
+                        else each
+                        for each, at in named
+                    )
+                    self.writer.record_host_check(replace(check, slow=slow))
                 for seen in beat.slowdowns:
-                    slow = beats.get(-1 if seen.rank is None else seen.rank)
-                    self.writer.record_slowdown(replace(seen, host=slow.place) if slow else seen)
+                    at = beats.get(-1 if seen.rank is None else seen.rank)
+                    self.writer.record_slowdown(replace(seen, host=at.place) if at else seen)
         return now_s
 
     def _can_grow(self) -> bool:
@@ -283,11 +297,17 @@ class _SliceRequest(Value):
 
 
 def _select(
-    slices: Sequence[Slice], request: _SliceRequest, previous: Sequence[str], waited_s: float
+    slices: Sequence[Slice],
+    request: _SliceRequest,
+    previous: Sequence[str],
+    waited_s: float,
+    avoided: Set[str] = frozenset(),
 ) -> tuple[str, ...]:
-    """The slices to take, previous ones first; none to wait. `SpecError`: waiting cannot help."""
+    """The slices to take, previous ones first and avoided ones last; none to wait.
+    `SpecError`: waiting cannot help.
+    """
     free = [shown.name for shown in slices if shown.whole and shown.free and shown.settled]
-    ranked = sorted(free, key=lambda name: (name not in previous, name))
+    ranked = sorted(free, key=lambda name: (name in avoided, name not in previous, name))
     if len(free) >= request.pods.max:
         return tuple(sorted(ranked[: request.pods.max]))
     settled = all(shown.settled for shown in slices)
@@ -333,14 +353,24 @@ class AttemptLost(errors.OrchError):
     """The processes that were to carry out an attempt ended before it began."""
 
 
-def drive(journal: Journal, backend: Backend, *, resumes: bool, pods: int | None) -> int:
-    """Claim the run and try until it has ended, recording as it goes; the exit code."""
+def drive(
+    journal: Journal,
+    backend: Backend,
+    *,
+    resumes: bool,
+    pods: int | None,
+    checks_only: bool = False,
+) -> int:
+    """Claim the run and try until it has ended, recording as it goes; the exit code. A driver that
+    `checks_only` times the hosts once, and leaves the run as it was.
+    """
     writer = claim_run(journal, resumes=resumes)
     redirect_output(journal.paths.driver_log(writer.number))
     with tracking.BackgroundRecorder(journal):
-        code = run_to_end(Driver(writer, backend, pods))
+        code = run_to_end(Driver(writer, backend, pods, checks_only=checks_only))
         run = journal.run()
-        if run.ended_at_s is not None and (run.steps_done or not run.rehearsal):
+        ended = run.ended_at_s is not None and not checks_only
+        if ended and (run.steps_done or not run.rehearsal):
             try:
                 from orchestrator.show import pages  # noqa: PLC0415  most of a run does not draw
 
@@ -376,6 +406,7 @@ class Driver:
     worker: str = _WORKER
     clock: Clock = field(default_factory=Clock)
     read: _ReadHeartbeats = read_heartbeats
+    checks_only: bool = False
 
     def __post_init__(self) -> None:
         self.journal = self.writer.journal
@@ -410,6 +441,8 @@ class Driver:
                         self.clock.sleep(POLL_S)
                     continue
                 losses = 0
+                if self.checks_only:
+                    return self._end_check()
                 if not decision.retry:
                     return self._end_run(decision.reason)
 
@@ -434,6 +467,7 @@ class Driver:
                 plan_digest=plan.digest,
                 heartbeat_s=heartbeat_s,
                 saves=self.writer.newest_saves(self.spec.run.checkpoint.keep + _MORE_SAVES),
+                checks_only=self.checks_only,
             )
             attempt.start(args, slices)
             monitor = Monitor(
@@ -453,6 +487,7 @@ class Driver:
         """Wait until enough slices are free, and plan for as many; note what the run waits for."""
         started_s, run = self.clock.now_s(), self.writer.run()
         previous = run.attempts[-1].slices if run.attempts else ()
+        avoided = slices_to_avoid(run.host_checks)
         request = _SliceRequest(
             pods=self._pods,
             kind=self.first_plan.slice_kind,
@@ -472,11 +507,27 @@ class Driver:
             if slices is None:
                 continue
             waited_s = self.clock.now_s() - started_s
-            if not ahead and (chosen := _select(slices, request, previous, waited_s)):
+            if not ahead and (chosen := _select(slices, request, previous, waited_s, avoided)):
+                if left := avoided.intersection(seen.name for seen in slices) - {*chosen}:
+                    slow = f"a host of {', '.join(sorted(left))} was slow in two checks"
+                    print(f"{slow}: other slices are taken", file=sys.stderr, flush=True)
                 return plan_on(self.spec, self.first_plan, len(chosen)), chosen
             if waited_s > _PENDING_AFTER_S:
                 detail = _wait_text(slices, request, ahead)
                 self.writer.record_pending(StateReason(code="waiting_for_slices", detail=detail))
+
+    def _end_check(self) -> int:
+        """Leave the run as it was before its hosts were checked; the exit code."""
+        last, before = self.writer.run().attempts[-1], self.writer.before
+        detail = "its hosts were checked, and no step was asked for"
+        if last.reason not in ("finished", "cancelled"):
+            detail = f"its hosts could not be checked: {last_attempt_text((last,))}"
+        state: EndState = "cancelled"
+        reason = StateReason(code="hosts_checked", detail=detail)
+        if before and before.ended and last.reason == "finished":
+            state, reason = before.ended.state, before.ended.reason or reason
+        self.writer.end_run(state, reason)
+        return int(last.reason != "finished")
 
     def _end_run(self, reason: StateReason) -> int:
         """Note how the run has ended; the exit code. `reason` says why nothing more is tried."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.errors import CheckpointFailed, JournalUnreadable
+from orchestrator.goodput.host_check import host_check
 from orchestrator.goodput.slowdowns import SlowdownWatch
 from orchestrator.journal import boundary
 from orchestrator.journal.heartbeat import RENEWAL_LIMIT_S, ClaimWatch, HeartbeatWriter
@@ -116,6 +117,18 @@ def _train(args: WorkerArgs, rank: int, beats: HeartbeatWriter, watch: ClaimWatc
     def traced() -> range:
         return watch.traced if is_traced else _NO_STEPS
 
+    if spec.run.preflight or args.checks_only:
+        from trainers.host_check import time_hosts  # noqa: PLC0415  as above
+
+        print(f"attempt {args.attempt}, rank {rank}: this host is timed", flush=True)
+        began_s = time.monotonic()
+        taken = time_hosts(plan)
+        if rank == 0:
+            check = host_check(args.attempt, taken, time.monotonic() - began_s)
+            beats.report_seen(check=check)
+            print(check.text, flush=True)
+        if args.checks_only:
+            return
     print(f"attempt {args.attempt}, rank {rank}: trainer {plan.trainer}, plan {plan.digest[:8]}")
     with ExitStack() as stack:
         emit: Callable[[Step], None] = _drop

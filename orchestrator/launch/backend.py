@@ -175,7 +175,9 @@ class AttemptSpec(Value):
 
 
 class WorkerArgs(Value):
-    """The arguments of every worker of an attempt; `saves` are the newest that count."""
+    """The arguments of every worker of an attempt; `saves` are the newest that count. One that
+    `checks_only` times its host and trains nothing.
+    """
 
     run: str
     claim: int
@@ -183,6 +185,7 @@ class WorkerArgs(Value):
     plan_digest: str
     heartbeat_s: float
     saves: tuple[SavedCheckpoint, ...] = ()
+    checks_only: bool = False
 
 
 class AttemptEvent(Value):

@@ -53,6 +53,7 @@ from orchestrator.values.proof import Proof
 from orchestrator.values.report import Report
 from orchestrator.values.run import ExportedWeights, WeightsRequest, WeightsResult, WeightType
 from orchestrator.values.serving import ServingPlan
+from orchestrator.values.slowdowns import HostCheck
 
 _TASK = "weights"
 _COMMAND = (*MODULE, "trainers.huggingface.write")
@@ -251,6 +252,7 @@ _OUTPUTS: dict[str, tuple[type, str]] = {
     "weights": (run.ExportedWeights, "orch export huggingface RUN OUT --json"),
     "health": (run.HealthReport, "orch doctor --json"),
     "run-health": (run.RunHealth, "orch doctor RUN --json"),
+    "host-check": (HostCheck, "orch preflight RUN --json"),
     "profile": (ChipProfile, "orch calibrate --json"),
 }
 # Notes of keys that a person writes, which schemas of printed values leave out.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
 from orchestrator import errors, tracking
 from orchestrator.errors import JournalUnwritable, NotAnswered, OrchError, RunExists, SpecError
@@ -42,6 +42,7 @@ from orchestrator.values.spec import Proposal, Spec, SubmitOptions
 REHEARSED_STEPS = 20
 NOBODY_ASKED = "a run on a named cluster needs --yes where nobody can be asked"
 _PLACE = "PATH"  # for a person to fill in
+_CHECK = "--preflight"  # the driver only times the hosts
 # The code of a run, the largest of its objects, is in a bucket by then.
 _WRITING_LIMIT_S, _WRITING_POLL_S = 60.0, 0.5
 
@@ -137,7 +138,8 @@ def _rehearse(request: Request) -> Run:
     check_confirmed(request.confirm, Proposal(name=plan.name, runs=1, address=None))
     with events.collected_interrupts() as signals:
         writer = _create(request, new, proofs)
-        error = drive(writer.journal, new.plan, signals, progress)
+        how = [_CHECK] if options.checks_only else []
+        error = drive(writer.journal, new.plan, signals, progress, *how)
     run = writer.run()
     if run.ended_at_s is None and run.driver is None:  # no driver ever came
         code: ReasonCode = "cancel_requested" if signals else "error"
@@ -179,7 +181,8 @@ def _run_on_cluster(request: Request, address: str, named_by: str) -> Run:
     status = events.run_command("status", journal.key, request.storage)
     try:
         with events.interruptible("the run's job was submitted", "it may have begun", status):
-            job = start_driver(jobs, journal, progress)
+            how = [_CHECK] if options.checks_only else []
+            job = start_driver(jobs, journal, progress, *how)
     except ClusterUnusable as error:
         writer.end_run("failed", StateReason(code="error", detail=str(error)))
         raise
@@ -312,10 +315,13 @@ def resume(
     pods: int | None = None,
     address: str | None = None,
     detach: bool = False,
+    checks_only: bool = False,
     confirm: Confirm | None = None,
     progress: Progress | None = None,
 ) -> Run:
-    """Resume a run that nothing drives any more, from its last checkpoint, on `pods` pods."""
+    """Resume a run that nothing drives any more, from its last checkpoint, on `pods` pods. With
+    `checks_only` its hosts are timed, and nothing else is done.
+    """
     require("run")
     where, progress = folder(storage), progress or events.silent
     journal = find_run(where, run)
@@ -335,7 +341,7 @@ def resume(
     spec = journal.spec()
     submitted = journal.plan(state.submitted.submission.plan_digest)
     plan = plan_on(spec, submitted, pods or spec.resources.pods.max)
-    how = ("--resume", *(("--pods", str(pods)) if pods else ()))
+    how = ("--resume", *(("--pods", str(pods)) if pods else ()), *([_CHECK] * checks_only))
     if before.rehearsal:
         if address or detach:
             raise SpecError(f"{before.run} is a rehearsal: no cluster but its own can resume it")
@@ -350,6 +356,31 @@ def resume(
     clusters.end_earlier_jobs(jobs, before, state.writer)
     job = start_driver(jobs, journal, progress, *how)
     return journal.run() if detach else follow_to_end(journal, jobs, job, state.writer, progress)
+
+
+def preflight(
+    run_or_spec: str | Path,
+    storage: str | Path = RUNS,
+    overrides: Sequence[str] = (),
+    *,
+    address: str | None = None,
+    confirm: Confirm | None = None,
+    progress: Progress | None = None,
+) -> Run:
+    """Time every host that a run has or a spec would get, and train nothing; return the run whose
+    `host_checks` have the result. A spec gets a new run, which `resume` begins.
+    """
+    if Path(run_or_spec).suffix in (".yaml", ".yml"):
+        options = SubmitOptions(prove=False, calibrate=False, address=address, checks_only=True)
+        run = submit(run_or_spec, overrides, options, confirm=confirm, progress=progress)
+    else:
+        how: dict[str, Any] = {"address": address, "confirm": confirm, "progress": progress}
+        run = resume(str(run_or_spec), storage, checks_only=True, **how)
+    newest = run.attempts[-1].number if run.attempts else None
+    if not any(check.attempt == newest for check in run.host_checks) and run.state not in LIVE:
+        logs = events.run_command("logs", run.run, folder(run.journal).parent)
+        raise OrchError(f"{run.run}: no host was checked: {run.detail}", next_command=logs)
+    return run
 
 
 def _look_again(

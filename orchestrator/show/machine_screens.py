@@ -7,6 +7,7 @@ from orchestrator import formatting as fmt
 from orchestrator.show import parts as ui
 from orchestrator.values import codec
 from orchestrator.values import run as runs
+from orchestrator.values.slowdowns import HostCheck
 
 if TYPE_CHECKING:
     from orchestrator.planning.calibrated import ChipProfile, Operation
@@ -37,6 +38,25 @@ def calibration_screen(profile: "ChipProfile", path: str) -> ui.Screen:
         [f"  measured on {profile.measured_on} with {versions}"],
         ui.indent([ui.Table(rows, "<<>>>")]),
         [ui.Command(f"stored in {path}"), *ui.next_step(f"{use} {_EXAMPLE}")],
+    )
+
+
+def host_check_screen(check: HostCheck, following: str) -> ui.Screen:
+    """Return what the hosts took for each test, and those that are slow."""
+    rows: list[ui.Row] = [("", "median", "least", "most")]
+    rows += (
+        (test.name, *map(fmt.seconds, (test.median_s, test.least_s, test.most_s)))
+        for test in check.tests
+    )
+    named: list[ui.Row] = []
+    for slow in check.slow:
+        times = f"{fmt.to_digits(slow.times, 3)} x the others"
+        where = f"{slow.host}, slice {slow.slice_name}"
+        named.append((f"rank {slow.rank}", where, slow.test, fmt.seconds(slow.seconds), times))
+    return ui.screen(
+        ui.indent([ui.Table(rows)]),
+        ui.section("slow hosts", [ui.Table(named, "<<<>>")] if named else []),
+        ui.closing(f"Hosts: {check.text}.", following),
     )
 
 

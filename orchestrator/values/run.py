@@ -34,6 +34,7 @@ ReasonCode = Literal[
     "waiting_for_slices", "joining_again",                            # pending
     "after_attempt",                                                  # starting
     "cancel_requested",                                               # stopping, cancelled
+    "hosts_checked",                                                  # cancelled
     "driver_gone", "driver_silent",                                   # lost
     "not_retried", "repeated_error", "retries_exhausted", "error",    # failed
     "retried",                                                        # of a retry decision

@@ -69,6 +69,8 @@ class RunOptions(codec.Value):
         deadline: When the run should have ended: a date (00:00 UTC), or the time since its
             submission. `orch status` says how likely that is; none when left out.
         secrets: The names of environment variables that the run receives, never their values.
+        preflight: Whether every host is timed before the first step of each attempt: `orch
+            preflight` has what is tested.
         record_diff: Whether the run's folder keeps the uncommitted changes of the project's code.
             They are kept as they are, secrets too, in a file that only its owner can read.
     """
@@ -98,6 +100,7 @@ class RunOptions(codec.Value):
             extra_json_schema={"uniqueItems": True, "writeOnly": True},
         ),
     ] = ()
+    preflight: bool = False
     record_diff: bool = False
 
 
@@ -198,6 +201,7 @@ class SubmitOptions(codec.Value):
     code: Literal["sent", "installed"] = "sent"  # where a cluster has the project's code from
     key: str | None = None  # the same key twice is one run
     detach: bool = False  # return once the cluster has it
+    checks_only: bool = False  # time the hosts, and train nothing
 
 
 class Proposal(codec.Value):
