@@ -6,12 +6,15 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
+
 from orchestrator import journal
+from orchestrator.goodput.host_check import HostSeconds, host_check
 from orchestrator.journal.heartbeat import HeartbeatWriter
 from orchestrator.launch.backend import WorkerArgs
 from orchestrator.values.run import SavedCheckpoint, Startup, Step
 
-WORKER = f"{__name__}:work"
+WORKER, CHECKER = f"{__name__}:work", f"{__name__}:check"
 FAILURES = "failures.json"  # how to fail, by ATTEMPT.RANK.STEP, before the heartbeats at "start"
 STEP_S = 0.05
 LATE_S = 1.5
@@ -41,6 +44,25 @@ def work(args: WorkerArgs, rank: int) -> None:
             if log and (index + 1) % SAVE_EVERY == 0:
                 beats.report_saved(saved_by(args, index + 1))
             time.sleep(STEP_S)
+
+
+def check(args: WorkerArgs, rank: int) -> None:
+    """Report a check in which the second host is slow, or fail at `ATTEMPT.RANK.check`."""
+    run = journal.Journal(Path(args.run))
+    failures = json.loads((run.path / FAILURES).read_text())
+    slice_name, watch = (
+        os.environ["TPU_NAME"],
+        journal.ClaimWatch(run.path, args.claim, args.attempt),
+    )
+    with HeartbeatWriter(
+        run.path, args.attempt, rank, slice_name, args.heartbeat_s, watch, lambda: os._exit(1)
+    ) as beats:
+        assert args.checks_only
+        fail(failures.get(f"{args.attempt}.{rank}.check"))
+        if rank == 0:
+            taken = HostSeconds(("matmul",), np.array([[1.0], [2.0]]), emulated=True)
+            beats.report_seen(check=host_check(args.attempt, taken, 1.0))
+        time.sleep(LATE_S)
 
 
 def saved_by(args: WorkerArgs, steps: int) -> SavedCheckpoint:

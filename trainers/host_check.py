@@ -3,7 +3,8 @@ devices, a copy from the host and back, and the collective of each axis of the m
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Set
 from functools import partial
 from statistics import median
 
@@ -26,6 +27,8 @@ _MATMUL_FLOPS, _COPY_BYTES, _COLLECTIVE_BYTES = 1e12, 1e9, 2**24  # of a device
 # Emulated devices are as slow as a core.
 _EMULATED_FLOPS, _EMULATED_COPY, _EMULATED_COLLECTIVE = 3e8, 3e7, 2**18
 _Run = Callable[[], float]  # does the work once, or many times; the seconds of one time
+# A name, the work, and for a collective the processes that each one does it with.
+_Test = tuple[str, _Run, Mapping[int, Set[int]] | None]
 
 
 def time_hosts(plan: Plan) -> HostSeconds:
@@ -37,7 +40,7 @@ def time_hosts(plan: Plan) -> HostSeconds:
     barrier("the tests of hosts are compiled")
     emulated = jax.local_devices()[0].platform == "cpu"
     taken = _all_times(tests, emulated=emulated)
-    names = tuple(name for name, _, _ in tests)
+    names = tuple(name for name, *_ in tests)
     first = HostSeconds(names, taken, emulated=emulated)
     if not slow_hosts(first):
         return first
@@ -45,8 +48,8 @@ def time_hosts(plan: Plan) -> HostSeconds:
     return HostSeconds(names, again, emulated=emulated)
 
 
-def _local_tests(plan: Plan) -> Iterator[tuple[str, bool, _Run]]:
-    """Yield the name of each test of one host alone, whether others take part, and the test."""
+def _local_tests(plan: Plan) -> Iterator[_Test]:
+    """Yield the tests of one host alone."""
     devices = jax.local_devices()
     emulated = devices[0].platform == "cpu"
     dtype = DTYPES.get(plan.precision.compute, jnp.bfloat16)
@@ -57,7 +60,7 @@ def _local_tests(plan: Plan) -> Iterator[tuple[str, bool, _Run]]:
             with jax.default_device(device):
                 body, start, _ = operation_work(name, dtype, 0, amount)  # type: ignore[arg-type]
                 runs.append(repeated(body, start))
-        yield {"copy": "copy in memory"}.get(name, name), False, partial(_slowest, runs)
+        yield {"copy": "copy in memory"}.get(name, name), partial(_slowest, runs), None
     content = np.ones(int(amounts[1] / 64), np.float32)
 
     def there_and_back() -> float:
@@ -67,20 +70,25 @@ def _local_tests(plan: Plan) -> Iterator[tuple[str, bool, _Run]]:
         return (time.perf_counter() - began) / len(devices)
 
     there_and_back()
-    yield "copy to the host", False, there_and_back
+    yield "copy to the host", there_and_back, None
 
 
 def _slowest(runs: list[_Run]) -> float:
     return max(run() for run in runs)
 
 
-def _collective_tests(plan: Plan) -> Iterator[tuple[str, bool, _Run]]:
+def _collective_tests(plan: Plan) -> Iterator[_Test]:
     mesh = mesh_of(plan, jax.devices())
     emulated = jax.local_devices()[0].platform == "cpu"
     numbers = (_EMULATED_COLLECTIVE if emulated else _COLLECTIVE_BYTES) // 4
-    for axis, size in mesh.shape.items():
+    for place, (axis, size) in enumerate(mesh.shape.items()):
         if size > 1:
-            yield f"collective over {axis}", True, _collective(mesh, str(axis), numbers)
+            together: defaultdict[int, set[int]] = defaultdict(set)
+            lines = np.moveaxis(mesh.devices, place, -1).reshape(-1, size)
+            for group in ({device.process_index for device in line} for line in lines):
+                for rank in group:
+                    together[rank] |= group
+            yield f"collective over {axis}", _collective(mesh, str(axis), numbers), together
 
 
 def _collective(mesh: Mesh, axis: str, numbers: int) -> _Run:
@@ -106,10 +114,12 @@ def _collective(mesh: Mesh, axis: str, numbers: int) -> _Run:
     return run
 
 
-def _all_times(tests: list[tuple[str, bool, _Run]], *, emulated: bool) -> np.ndarray:
-    """Return the median seconds of each test, a row for each process."""
+def _all_times(tests: list[_Test], *, emulated: bool) -> np.ndarray:
+    """Return the median seconds of each test, a row for each process. The processes of a collective
+    end it together: the least of their times counts for all of them.
+    """
     mine: list[float] = []
-    for name, together, run in tests:
+    for name, run, together in tests:
         # Emulated hosts share the cores of a machine: one after the other is timed.
         turns = range(jax.process_count()) if emulated and not together else range(1)
         for turn in turns:
@@ -118,6 +128,11 @@ def _all_times(tests: list[tuple[str, bool, _Run]], *, emulated: bool) -> np.nda
                 if together:
                     run()  # they meet: the first one waits for the last
                 mine.append(median(run() for _ in range(_ROUNDS)))
-    if jax.process_count() == 1:
-        return np.array([mine])
-    return np.asarray(multihost_utils.process_allgather(np.array(mine, np.float32)), float)
+    rows = np.array([mine], np.float32)
+    if jax.process_count() > 1:
+        rows = np.array(multihost_utils.process_allgather(rows[0]))
+    for column, (_, _, together) in enumerate(tests):
+        own = rows[:, column].copy()
+        for rank, others in (together or {}).items():
+            rows[rank, column] = min(own[[*others]])
+    return rows.astype(float)

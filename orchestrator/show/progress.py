@@ -204,6 +204,8 @@ def _trial_started(study: Study, trial: Trial, repeat: int) -> _Texts:
 
 
 def _ended(run: Run, plan: Plan, tracked: events.Tracked) -> _Texts:
+    if run.reason and run.reason.code == "hosts_checked":
+        return ("\n",)  # what was found is shown instead
     record = f"{tracked.tracker:8} {_tracked_text(run, tracked)}"
     following = screens.next_run_command(run, run.run, storage_of(run))
     return "\n", screens.result_screen(run, plan, record, following)
