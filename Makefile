@@ -45,7 +45,7 @@ BROWSER := [ -z "$$CI" ] || command -v chromium >/dev/null || ! command -v apt-g
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-docs test-slow lint bench score bench-launch bench-calibrate \
-	bench-proof bench-huggingface bench-maxtext bench-schedule chaos chaos-train fuzz mutants lock clean
+	bench-proof bench-huggingface bench-maxtext bench-schedule bench-slowdowns chaos chaos-train fuzz mutants lock clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name text; \
@@ -78,6 +78,7 @@ bench: setup  ## costs of planning, proving, tracking, training, studies and lau
 	@$(BIN)/python -m tests.bench.plan_speed
 	@$(BIN)/python -m tests.bench.proof_cost
 	@$(BIN)/python -m tests.bench.record_cost
+	@$(BIN)/python -m tests.bench.watch_cost
 	@JAX_PLATFORMS=cpu $(BIN)/python -m tests.bench.tracking_trouble
 	@$(BIN)/python -m tests.bench.study_cost
 	@JAX_PLATFORMS=cpu $(BIN)/python -m tests.bench.train_overhead
@@ -88,6 +89,9 @@ bench-launch: setup  ## from orch submit of four pods to its first step, against
 
 bench-calibrate: setup  ## compare predicted with measured steps of ten shapes (10 minutes)
 	@$(BIN)/python -m tests.bench.calibration --write
+
+bench-slowdowns: setup  ## slow six rehearsals on purpose, and none of ten others: what is found (15 minutes)
+	@$(BIN)/python -m tests.bench.slowdowns
 
 chaos: setup  ## 500 faults strike runs; FAULTS=20 runs a part and goes on where the last stopped
 	@$(BIN)/python -m tests.chaos.campaign --faults $(FAULTS)

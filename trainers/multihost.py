@@ -63,7 +63,13 @@ class StopVote:
         self.waited_s = 0.0  # for the others, in the last vote
         if not self._is_only_process:
             devices = Mesh(np.array(jax.devices()), ("devices",))
-            self._each = NamedSharding(devices, PartitionSpec("devices"))
+            each, count = NamedSharding(devices, PartitionSpec("devices")), devices.size
+            self._votes = {
+                vote: jax.make_array_from_callback(
+                    (count,), each, functools.partial(_shard, np.full(count, vote))
+                )
+                for vote in (False, True)
+            }
             replicated = NamedSharding(devices, PartitionSpec())
             self._any = jax.jit(lambda votes: votes.any(), out_shardings=replicated)
             self._result = self._sum(False)
@@ -79,9 +85,10 @@ class StopVote:
         return stops
 
     def _sum(self, vote: bool) -> jax.Array:
-        count = len(jax.devices())
-        votes = jax.make_array_from_callback(
-            (count,), self._each, lambda index: np.full(count, vote)[index]
-        )
-        result: jax.Array = self._any(votes)
+        result: jax.Array = self._any(self._votes[vote])
         return result
+
+
+def _shard(whole: np.ndarray, index: Any) -> np.ndarray:
+    part: np.ndarray = whole[index]
+    return part

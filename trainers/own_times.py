@@ -69,6 +69,7 @@ class OwnTimes(AbstractContextManager["OwnTimes"]):
         first: dict[int, jax.Device] = {}  # of each process
         for device in jax.devices():
             first.setdefault(device.process_index, device)
+        self._first = first[jax.process_index()]
         ranks = Mesh(np.array([first[rank] for rank in sorted(first)]), ("rank",))
         self._each = NamedSharding(ranks, PartitionSpec("rank"))
         replicated = NamedSharding(ranks, PartitionSpec())
@@ -129,8 +130,8 @@ class OwnTimes(AbstractContextManager["OwnTimes"]):
         return np.array(own, np.float32)
 
     def _start_gather(self, own: np.ndarray) -> None:
-        count = self._each.mesh.size
-        rows = jax.make_array_from_callback((count, len(own)), self._each, lambda _: own[None])
+        mine, shape = jax.device_put(own[None], self._first), (self._each.mesh.size, len(own))
+        rows = jax.make_array_from_single_device_arrays(shape, self._each, [mine])
         self._gathered = self._gather(rows)
         self._gathered.copy_to_host_async()
 

@@ -193,13 +193,13 @@ def preflight_command(
     run: str, storage: Path, overrides: tuple[str, ...], address: str | None, yes: bool,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Time every host of RUN, or of a new run of SPEC, and train nothing.
+    """Time every host of a run, and name the slow ones. It trains nothing.
 
-    A matmul, a copy in the memory of its devices, a copy to the host and back, and the collective
+    RUN is one that has stopped, or SPEC gets a new run that `orch resume` begins. Each host times a
+    matmul, a copy in the memory of its devices, a copy to the host and back, and the collective
     of each axis of the mesh. Hosts that are slower than the rest are named and recorded with the
     run; one that is named twice is left out of the next attempt where a spare slice stands ready.
-    RUN must not be going on: with `run.preflight: true` each of its attempts begins with this
-    check. `orch resume` begins or continues the run.
+    With `run.preflight: true` in the spec, each attempt of a run begins with this check.
 
     \b
     Exit status:

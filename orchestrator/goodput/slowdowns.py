@@ -12,6 +12,9 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from orchestrator.values.run import Step
 from orchestrator.values.slowdowns import HostPart, HostTimes, Slowdown, SlowdownKind
 
@@ -24,6 +27,7 @@ _APART = 50  # steps: stalls of one kind that are nearer belong together
 _GATHERS = 4  # in a row in which a host must be slow
 _MOST, _TOLD = 200, 32  # slowdowns of an attempt, and how many of them are told again and again
 _MANY_HOSTS = 8  # whose spread is known
+_Shares = NDArray[np.float64]  # of each rank
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ class SlowdownWatch:
         """Forget the steps so far: those that come are others."""
         self._before: deque[float] = deque(maxlen=_BEFORE)
         self._recent: deque[Step] = deque(maxlen=_RECENT)
-        self._scores: deque[dict[HostPart, list[float]]] = deque(maxlen=_GATHERS)
+        self._scores: deque[dict[HostPart, _Shares]] = deque(maxlen=_GATHERS)
         self._level: int | None = None  # the number of the slowdown that is a change of level
 
     def add(self, step: Step) -> None:
@@ -197,10 +201,9 @@ class SlowdownWatch:
         self._blame_stall(step, times)
         slow: dict[int, tuple[HostPart, float]] = {}
         for part in reversed(_ORDER) if len(self._scores) == _GATHERS else ():
-            least = self._limits.hosts[part]
-            for rank, scores in enumerate(zip(*(seen[part] for seen in self._scores), strict=True)):
-                if min(scores) > least:
-                    slow[rank] = part, median(scores)
+            gathers = np.array([seen[part] for seen in self._scores])
+            for rank in np.flatnonzero(gathers.min(axis=0) > self._limits.hosts[part]).tolist():
+                slow[rank] = part, float(np.median(gathers[:, rank]))
         named = {each.rank: each for each in self._open.values() if each.rank is not None}
         for rank, slowdown in named.items():
             if slowdown.number == self._level:
@@ -214,7 +217,7 @@ class SlowdownWatch:
         for rank in sorted(new, key=lambda rank: -slow[rank][1])[: _TOLD // 8]:
             self._name_host(rank, *slow[rank], step_s)
 
-    def _is_slow(self, rank: int, scores: dict[HostPart, list[float]]) -> bool:
+    def _is_slow(self, rank: int, scores: dict[HostPart, _Shares]) -> bool:
         return any(scores[part][rank] > self._limits.hosts[part] / 2 for part in _ORDER)
 
     def _name_host(self, rank: int, part: HostPart, score: float, step_s: float) -> None:
@@ -239,7 +242,7 @@ class SlowdownWatch:
         if stall is None or stall.rank is not None or len(self._scores) == 0:
             return
         scores = self._scores[-1]["stopped"]
-        rank = max(range(len(scores)), key=scores.__getitem__)
+        rank = int(scores.argmax())
         is_new = step.index - (stall.last_step or 0) < 2 * _RECENT
         if is_new and scores[rank] > self._limits.hosts["stopped"]:
             blamed = replace(stall, rank=rank, part="stopped", excess=times.stopped[rank])
@@ -304,7 +307,7 @@ def _spread(paces: deque[float]) -> tuple[float, float]:
     return middle, _MAD * median(abs(pace - middle) for pace in paces)
 
 
-def _scores(times: HostTimes, part: HostPart, step_s: float, least_s: float) -> list[float]:
+def _scores(times: HostTimes, part: HostPart, step_s: float, least_s: float) -> _Shares:
     """By how much each rank is slower than the median of the others: a share of their device time,
     of a step, or of all time. Less than `least_s`, or than the spread of many hosts, counts as 0.
     """
@@ -314,20 +317,21 @@ def _scores(times: HostTimes, part: HostPart, step_s: float, least_s: float) -> 
         "input": times.input_s,
         "stopped": times.stopped,
     }
-    own = columns[part]
-    if len(own) < 2 or step_s <= 0 or (part == "devices" and min(own) <= 0):
-        return [0.0] * len(own)
-    middle = median(own)
-    spread = _MAD * median(abs(value - middle) for value in own)
-    noise = _DEVIATIONS * spread if len(own) >= _MANY_HOSTS else 0.0
+    own = np.array(columns[part])
+    if len(own) < 2 or step_s <= 0 or (part == "devices" and own.min() <= 0):
+        return np.zeros(len(own))
+    others, noise = np.full(len(own), np.median(own)), 0.0
+    if len(own) >= _MANY_HOSTS:
+        noise = _DEVIATIONS * _MAD * float(np.median(np.abs(own - others)))
+    else:  # a slow one would move the median of all
+        known = columns[part]
+        others = np.array([median(known[:at] + known[at + 1 :]) for at in range(len(known))])
     if part in ("host", "input"):
         noise = max(noise, least_s)
-    scores = []
-    for rank, value in enumerate(own):
-        others = middle if len(own) >= _MANY_HOSTS else median([*own[:rank], *own[rank + 1 :]])
-        unit = {"devices": others, "stopped": 1.0}.get(part, step_s)
-        scores.append((value - others) / unit if value - others > noise else 0.0)
-    return scores
+    unit = {"devices": others, "stopped": np.float64(1.0)}.get(part, np.float64(step_s))
+    excess = own - others
+    shares: _Shares = np.where(excess > noise, excess / unit, 0.0)
+    return shares
 
 
 def _steps_between(steps: deque[Step]) -> int:
