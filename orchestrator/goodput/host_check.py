@@ -12,7 +12,7 @@ from orchestrator.values.slowdowns import HostCheck, HostTest, SlowHost
 
 # A host is slow beyond this share of the median of the others, and five robust deviations where
 # there are enough hosts to know them. Emulated hosts share a machine with other programs.
-_LEAST, _LEAST_EMULATED = 0.1, 0.5
+_LEAST, _LEAST_EMULATED, _LEAST_EMULATED_S = 0.1, 0.5, 1e-3
 _DEVIATIONS, _MAD, _MANY = 5.0, 1.4826, 8
 _MOST = 32  # slow hosts in a record
 _NAMED = 2  # so often, and a host is left out
@@ -33,14 +33,16 @@ def slow_hosts(taken: HostSeconds) -> list[SlowHost]:
     hosts = len(taken.rows)
     for test, column in zip(taken.tests, taken.rows.T.tolist() if hosts > 1 else (), strict=False):
         middle = median(column)
-        least = _LEAST_EMULATED if taken.emulated else _LEAST
+        least, least_s = _LEAST, 0.0
+        if taken.emulated:
+            least, least_s = _LEAST_EMULATED, _LEAST_EMULATED_S
         if hosts >= _MANY:
             spread = _MAD * median(abs(taken_s - middle) for taken_s in column)
             least = max(least, _DEVIATIONS * spread / middle)
         for rank, taken_s in enumerate(column):
             # Of few hosts, a slow one would move the median of all.
             others = middle if hosts >= _MANY else median([*column[:rank], *column[rank + 1 :]])
-            if taken_s > (1 + least) * others:
+            if taken_s - others > max(least * others, least_s):
                 slow = SlowHost(
                     rank=rank, slice_name="", host="", test=test, seconds=taken_s,
                     times=taken_s / others,

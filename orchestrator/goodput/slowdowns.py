@@ -38,6 +38,7 @@ class _Limits:
     input: float
     hosts: dict[HostPart, float]
     host_s: float  # by so many seconds a host must hold up a step
+    level_s: float  # so much a change of level must have cost
 
 
 # Where a host is slow in several ways, the first one explains the others.
@@ -47,12 +48,14 @@ _ON_CHIPS = _Limits(
     input=0.1,
     hosts={"devices": 0.1, "host": 0.1, "input": 0.1, "stopped": 0.15},
     host_s=0.002,
+    level_s=0.0,
 )
 _EMULATED = _Limits(
     level=0.5,
     input=0.25,
     hosts={"devices": 0.75, "host": 0.25, "input": 0.25, "stopped": 0.3},
     host_s=0.05,
+    level_s=2.0,
 )
 
 
@@ -159,6 +162,8 @@ class SlowdownWatch:
             if len(slow) < _SLOW or step_s <= limit_s:
                 return
             excess_s = sum(_pace(step) - usual_s for step in slow)
+            if excess_s < self._limits.level_s:
+                return
             kind = _cause(slow, excess_s) or ("saving" if self._saving else "level")
             new = self._new(kind, slow[0].index, usual_s, excess_s, len(slow))
             if new:

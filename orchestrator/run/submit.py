@@ -378,6 +378,8 @@ def preflight(
         run = resume(str(run_or_spec), storage, checks_only=True, **how)
     newest = run.attempts[-1].number if run.attempts else None
     if not any(check.attempt == newest for check in run.host_checks) and run.state not in LIVE:
+        if run.reason and run.reason.code == "cancel_requested":
+            raise errors.Interrupted(f"{run.run}: no host was checked: {run.detail}")
         logs = events.run_command("logs", run.run, folder(run.journal).parent)
         raise OrchError(f"{run.run}: no host was checked: {run.detail}", next_command=logs)
     return run
