@@ -178,6 +178,13 @@ def test_a_host_that_slows_the_others_is_named(part: str, by: float) -> None:
     assert [each.rank for each in watch.told.values()] == [3]
 
 
+def test_where_all_hosts_are_starved_the_cause_stays_the_input() -> None:
+    calm, other = gathered(noisy(200)), gathered(noisy(200), input=0.5)
+    late = changed(other, range(100, 200), longer(0.6, data_s=0.6))
+    (slow,), _ = seen([*calm[:100], *late[100:]])
+    assert (slow.kind, slow.rank, slow.part) == ("input", 3, "input")
+
+
 def test_a_host_that_is_slow_from_the_start_is_named() -> None:
     (slow,), told = seen(gathered(noisy(100), devices=6e-6))
     assert (slow.kind, slow.rank, slow.part) == ("host", 3, "devices")

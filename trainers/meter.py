@@ -128,7 +128,7 @@ class Meter:
                 "model_flops_per_s_per_chip": self._flops / step_s / plan.chips,
                 "mfu": peak and flops.mfu(self._flops, step_s, plan.devices, peak),
             }
-        compiled_s, hosts = _compiled_s(), None
+        compiled_s, hosts, told_from = _compiled_s(), None, clock()
         if self._own:
             elsewhere_s = self._devices_s + self._data_s + self._checkpoint_s
             hosts = self._own.end_step(
@@ -155,7 +155,8 @@ class Meter:
             **rates,
         )
         self._startup, self._compiled_s = None, compiled_s
-        self._data_s = self._checkpoint_s = self._devices_s = 0.0
+        self._data_s = self._checkpoint_s = 0.0
+        self._devices_s = clock() - told_from  # the gather may wait for them too
         return measured
 
 

@@ -78,8 +78,8 @@ class StopVote:
         """Vote, and return the result of the vote before."""
         if self._is_only_process:
             return self._wants_stop()
-        previous, self._result = self._result, self._sum(self._wants_stop())
-        began = time.perf_counter()
+        vote, began = self._wants_stop(), time.perf_counter()
+        previous, self._result = self._result, self._sum(vote)
         stops = bool(previous)
         self.waited_s = time.perf_counter() - began
         return stops

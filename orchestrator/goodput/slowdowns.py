@@ -231,7 +231,11 @@ class SlowdownWatch:
         blamed: dict[str, Any] = {"rank": rank, "part": part, "times": times, "excess": excess}
         if self._level is not None and self._open[self._level].rank is None:
             # The steps became slow, and here is the host that slowed them.
-            self._tell(replace(self._open[self._level], kind="host", **blamed))
+            slowdown = self._open[self._level]
+            # Where all hosts are starved, one of them waits most: the cause is still the input.
+            if not slowdown.kind == part == "input":
+                slowdown = replace(slowdown, kind="host")
+            self._tell(replace(slowdown, **blamed))
             return
         # It was slow from the start, or the steps hardly feel it: what it costs at most.
         cost_s = step_s * (score / (1 + score) if part == "devices" else score)
@@ -322,14 +326,13 @@ def _scores(times: HostTimes, part: HostPart, step_s: float, least_s: float) -> 
         "input": times.input_s,
         "stopped": times.stopped,
     }
-    own = np.array(columns[part])
+    own = np.array(known := columns[part])
     if len(own) < 2 or step_s <= 0 or (part == "devices" and own.min() <= 0):
         return np.zeros(len(own))
     others, noise = np.full(len(own), np.median(own)), 0.0
     if len(own) >= _MANY_HOSTS:
         noise = _DEVIATIONS * _MAD * float(np.median(np.abs(own - others)))
     else:  # a slow one would move the median of all
-        known = columns[part]
         others = np.array([median(known[:at] + known[at + 1 :]) for at in range(len(known))])
     if part in ("host", "input"):
         noise = max(noise, least_s)

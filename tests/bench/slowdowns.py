@@ -120,7 +120,7 @@ def main(argv: list[str] | None = None) -> int:
             journal = rehearse(storage, key, options.steps, trouble)
             found, first = journal.run().slowdowns, first_told(journal)
             told = {each.number: each.first_step + each.steps - began[0] for each in first}
-            hits = [each for each in found if (each.kind, each.rank) == (kind, rank)]
+            hits = [each for each in found if each.kind == kind and rank in (None, each.rank)]
             # A save comes when it comes.
             late = kind != "saving" and (not hits or told[hits[0].number] > WITHIN)
             wrong += not hits or late
