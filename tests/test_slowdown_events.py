@@ -40,7 +40,8 @@ def test_what_a_rank_reports_is_recorded_once_with_the_name_of_the_host(tmp_path
         beating(writer, 0) as rank,
         beating(writer, 1),
     ):
-        rank.report_seen((SLOW, HOST), CHECK)
+        nameless = replace(NAMED, rank=1, slice_name="", host="")
+        rank.report_seen((SLOW, HOST), replace(CHECK, slow=(nameless,)))
         rank.start_again()  # writes
         for _ in range(2):
             watch.read_heartbeats()
@@ -53,7 +54,10 @@ def test_what_a_rank_reports_is_recorded_once_with_the_name_of_the_host(tmp_path
     assert writer.journal.state().last == last + 1
     assert [each.lost_s for each in run.slowdowns] == [18.0, 40.0]
     assert (run.slowdowns[1].host or "").endswith(", slice pod-1")
-    assert run.host_checks == (CHECK,)
+    [check] = run.host_checks
+    assert [(slow.rank, slow.slice_name, slow.test) for slow in check.slow] == [
+        (1, "pod-1", "matmul")
+    ]
 
 
 def test_a_full_disk_delays_the_record_and_ends_nothing(

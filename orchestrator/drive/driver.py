@@ -137,7 +137,8 @@ class Monitor:
                         else each
                         for each, at in named
                     )
-                    self.writer.record_host_check(replace(check, slow=slow))
+                    if all(at for _, at in named):  # their names are known
+                        self.writer.record_host_check(replace(check, slow=slow))
                 for seen in beat.slowdowns:
                     at = beats.get(-1 if seen.rank is None else seen.rank)
                     self.writer.record_slowdown(replace(seen, host=at.place) if at else seen)

@@ -98,8 +98,8 @@ class Writer:
             self._append(events.SlowdownSeen(at_s=self._clock(), slowdown=slowdown))
 
     def record_host_check(self, check: HostCheck) -> None:
-        """Record the check of the running attempt's hosts. The same again writes nothing."""
-        if check not in self._state.host_checks[-1:]:
+        """Record the check of the running attempt's hosts, once."""
+        if all(check.attempt != known.attempt for known in self._state.host_checks):
             self._append(events.HostsChecked(at_s=self._clock(), check=check))
 
     def trace_request(self) -> tuple[int, events.TraceRequest] | None:
