@@ -280,7 +280,7 @@ def _compared_collectives(
             # An axis of one device leaves no trace in a program.
             axes = tuple(axis for axis in planned.axes if plan.mesh[axis] > 1)
             key: _Key = axes, planned.link, planned.kind, planned.dtype
-            forecast[key] += _ticks_share(plan, line.kind) * planned.bytes_per_step
+            forecast[key] += ticks_share(plan, line.kind) * planned.bytes_per_step
     payload: dict[_Key, float] = defaultdict(float)
     calls: dict[_Key, float] = defaultdict(float)
     moves: list[programs.CompiledCollective | programs.DcnSend] = [*compiled.summary.collectives]
@@ -339,7 +339,7 @@ def _changes(compiled: programs.Compiled) -> tuple[proofs.CompilerChange, ...]:
 def _compared_flops(plan: Plan, compiled: programs.Compiled) -> tuple[Comparison, ...]:
     """Matrix products, with those of experts' groups; what the compiler repeats; and attention."""
     counted = [
-        (line.kind, _ticks_share(plan, line.kind) * line.inputs["flops"])
+        (line.kind, ticks_share(plan, line.kind) * line.inputs["flops"])
         for line in plan.forecast.time
         if "flops" in line.inputs
     ]
@@ -359,13 +359,14 @@ def _compared_flops(plan: Plan, compiled: programs.Compiled) -> tuple[Comparison
 # program. The ledger has the seconds of these as the bubble.
 _IN_TICKS = frozenset(
     {
-        "matmul", "matmul_recompute", *ATTENTION_LINES, "activation_gather", "activation_scatter",
+        "matmul", "matmul_recompute", "expert_padding", *ATTENTION_LINES,
+        "activation_gather", "activation_scatter",
         "kv_gather", "kv_scatter", "expert_exchange", "expert_gather", "expert_scatter",
     }
 )  # fmt: skip
 
 
-def _ticks_share(plan: Plan, kind: LineKind) -> float:
+def ticks_share(plan: Plan, kind: LineKind) -> float:
     """How often a program does what its ledger has once: more often where a pipeline has ticks in
     which not all stages have work.
     """

@@ -104,7 +104,8 @@ def published(name: str, config: dict[str, Any]) -> Model:
 @dataclass(frozen=True, kw_only=True)
 class BenchPlan:
     """One row: sizes of data, fsdp, sequence and tensor, for mixtures with expert after data, and
-    of fsdp_dcn where pods share weights; and sequences a step of that length.
+    of fsdp_dcn where pods share weights; and sequences a step of that length. A pipeline has stages
+    over pods, stages in each pod, and chunks of a stage.
     """
 
     model: str
@@ -116,10 +117,13 @@ class BenchPlan:
     length: int
     remat: str
     precision: str
+    pipeline: tuple[int, ...] = ()
 
     def spec(self) -> Spec:
         model = model_named(self.model)
-        axes = (*usable_axes(model), "fsdp_dcn")
+        sizes = dict.fromkeys(OPTIONAL_AXES, 1)
+        sizes |= dict(zip((*usable_axes(model), "fsdp_dcn"), self.mesh, strict=False))
+        sizes |= dict(zip(_PIPELINE, self.pipeline, strict=False))
         return spec_of(
             model,
             sequences=self.sequences,
@@ -128,16 +132,14 @@ class BenchPlan:
             chip=self.chip,
             topology=self.topology,
             pods=self.pods,
-            mesh=MeshRequest(
-                **{**dict.fromkeys(OPTIONAL_AXES, 1), **dict(zip(axes, self.mesh, strict=False))}
-            ),
+            mesh=MeshRequest(**sizes),
             remat=self.remat,
             precision=PRECISIONS[self.precision],
         )
 
     def __str__(self) -> str:
         pods = f"{self.pods} x " if self.pods > 1 else ""
-        mesh = ".".join(map(str, self.mesh))
+        mesh = "/".join(".".join(map(str, part)) for part in (self.mesh, self.pipeline) if part)
         batch = f"{self.sequences} x {self.length}"
         parts = (f"{pods}{self.topology} {mesh}", batch, self.remat, self.precision)
         return f"{self.model} {self.chip} {', '.join(filter(None, parts))}"
@@ -145,17 +147,19 @@ class BenchPlan:
 
 def bench_plan(text: str) -> BenchPlan:
     """`llama3-8b v5e 1 8x8 1.16.1.4 64 4096 full`: as the rows below are written."""
-    model, chip, pods, topology, mesh, sequences, length, remat, *precision = text.split()
+    model, chip, pods, topology, split, sequences, length, remat, *precision = text.split()
+    mesh, *pipeline = (tuple(map(int, part.split("."))) for part in split.split("/"))
     return BenchPlan(
         model=model,
         chip=chip,
         topology=topology,
         pods=int(pods),
-        mesh=tuple(map(int, mesh.split("."))),
+        mesh=mesh,
         sequences=int(sequences),
         length=int(length),
         remat=remat,
         precision=" ".join(precision),
+        pipeline=pipeline[0] if pipeline else (),
     )
 
 
@@ -191,9 +195,14 @@ GPU_ROWS = (
     "Mistral-7B-v0.1 h200 2 8 1.8.1.1 32 16384 full",
     "llama3-8b h100 2 8 1.4.2.1 8 32768 full",
     "llama3-8b h100 1 8 1.2.1.4 16 8192 full",
+    # pipelines: /stages over pods.stages in a pod.chunks
+    "llama3-405b h100 128 8 1.1.1.8.8/16.1.8 256 8192 keep_qkv",
+    "mixtral-8x7b-capacity h100 8 8 1.2.4.1.1/4.1.1 128 4096 full",
 )
 
-# model, chip, pods, topology, data.fsdp.sequence.tensor(.fsdp_dcn), sequences, length, remat, types
+_PIPELINE = "pipeline_dcn", "pipeline", "pipeline_chunks"
+# model, chip, pods, topology, data.fsdp.sequence.tensor(.fsdp_dcn)(/pipeline), sequences, length,
+# remat, types
 ROWS = tuple(
     bench_plan(row)
     for row in (

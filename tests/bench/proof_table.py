@@ -23,10 +23,10 @@ from orchestrator import catalog
 from orchestrator.errors import OrchError
 from orchestrator.formatting import GIB
 from orchestrator.planning.planner import make_plan
-from orchestrator.proving.compare import _reported_bytes
+from orchestrator.proving.compare import _reported_bytes, ticks_share
 from orchestrator.proving.verdict import prove
 from orchestrator.values import codec
-from orchestrator.values.plan import Forecast
+from orchestrator.values.plan import Forecast, Plan
 from orchestrator.values.proof import Proof
 from tests.bench.proof_rows import ROWS, BenchPlan, model_named
 from tests.conftest import ROOT
@@ -66,8 +66,12 @@ class Result:
 
     row: BenchPlan
     compiled: CompiledPlan
-    forecast: Forecast
+    plan: Plan
     payload_bytes: dict[str, float]
+
+    @property
+    def forecast(self) -> Forecast:
+        return self.plan.forecast
 
     @property
     def memory(self) -> float:
@@ -75,7 +79,10 @@ class Result:
 
     @property
     def flops(self) -> float | None:
-        counted = sum(line.inputs.get("flops", 0.0) for line in self.forecast.time)
+        counted = sum(
+            ticks_share(self.plan, line.kind) * line.inputs.get("flops", 0.0)
+            for line in self.forecast.time
+        )
         return counted / self.compiled.flops if self.compiled.flops else None
 
     @property
@@ -167,11 +174,12 @@ def result_of(row: BenchPlan, compiled: CompiledPlan) -> Result:
     """Return a row's forecast with its program."""
     plan = make_plan(row.spec())
     payload: dict[str, float] = defaultdict(float)
-    for one in (line.collective for line in plan.forecast.time if line.collective):
-        # An axis of one device leaves no trace in a program.
-        axes = (axis for axis in one.axes if plan.mesh[axis] > 1)
-        payload[group(one.link, axes)] += one.bytes_per_step
-    return Result(row=row, compiled=compiled, forecast=plan.forecast, payload_bytes=payload)
+    for line in plan.forecast.time:
+        if one := line.collective:
+            # An axis of one device leaves no trace in a program.
+            axes = (axis for axis in one.axes if plan.mesh[axis] > 1)
+            payload[group(one.link, axes)] += ticks_share(plan, line.kind) * one.bytes_per_step
+    return Result(row=row, compiled=compiled, plan=plan, payload_bytes=payload)
 
 
 # --- the page
@@ -194,8 +202,9 @@ def page() -> str:
         "Peaks are those of one device. Ratios are forecast over compiled; the payload's ratio is",
         "for the group of axes that the forecast misses most. A mesh is data.fsdp.sequence.tensor",
         "within a pod, for mixtures data.expert.fsdp.sequence.tensor, and .fsdp_dcn where pods",
-        "share weights. Pods of GPUs are NVLink domains. The last column is the seconds to",
-        "compile, on a machine with other work.",
+        "share weights. After a slash come the stages of a pipeline over pods and in each pod,",
+        "and the chunks of a stage. Pods of GPUs are NVLink domains. The last column is the",
+        "seconds to compile, on a machine with other work.",
         "",
         "Each row was compiled with the trainer of its date, and is compared with the forecast of",
         f"today. Before {KERNELS_SINCE} attention had other kernels, so FLOPs of those rows are",
