@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from orchestrator.run.proofs import prove_diff as prove_diff
     from orchestrator.run.proofs import prove_less_recompute as prove_less_recompute
     from orchestrator.run.proofs import prove_search as prove_search
+    from orchestrator.run.proofs import prove_serving as prove_serving
     from orchestrator.run.proofs import prove_stages as prove_stages
     from orchestrator.run.proofs import report as report
     from orchestrator.run.proofs import score as score
@@ -90,7 +91,7 @@ _MODULES = {
     "run.exports": "export export_maxtext export_weights import_maxtext pack schema",
     "run.own_runs": "own_run_row score_own",
     "run.profile": "profile",
-    "run.proofs": "compare explain is_gpu prove prove_diff prove_less_recompute prove_search"
+    "run.proofs": "compare explain is_gpu prove prove_diff prove_less_recompute prove_search prove_serving"
     " prove_stages report score score_gpus write_choice",
     "run.records": "sync ui",
     "run.runs": "cancel follow follow_logs logs remove runs status studies",

@@ -21,7 +21,7 @@ from tests.trainer_steps import QUICK_COMPILE, largest_difference
 from trainers import llama
 from trainers.contract import build
 from trainers.llama import attention_kernels, ring
-from trainers.llama.attention_kernels import _blockwise, _cudnn, _splash, _ZigzagMask, attention
+from trainers.llama.attention_kernels import _cudnn, _splash, _ZigzagMask, attention, blockwise
 from trainers.llama.collectives import MESH, TENSOR, all_gather, reduce_scatter
 from trainers.llama.optimizer import learning_rate
 from trainers.llama.step import _arrange
@@ -237,8 +237,8 @@ def test_blockwise_rounds_as_its_inputs_do() -> None:
     """In bf16 the result is bf16, and as near as bf16 is."""
     wide = queries_keys_values(2, 1, 64, 16)[:3]
     how: Any = jnp.arange(64), None, None, Scores(scale=0.25)
-    right = _blockwise(*wide, *how)
-    narrow = _blockwise(*(jnp.bfloat16(x) for x in wide), *how)
+    right = blockwise(*wide, *how)
+    narrow = blockwise(*(jnp.bfloat16(x) for x in wide), *how)
     assert narrow.dtype == jnp.bfloat16
     assert 1e-4 < largest_difference(np.float32(narrow), right) < 2e-2
 

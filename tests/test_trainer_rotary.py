@@ -8,7 +8,7 @@ import pytest
 from orchestrator.network.description import Rotary
 from orchestrator.values.model import Activation, RopeScaling
 from tests import trainer_reference
-from trainers.llama.layers import _ACTIVATIONS, _frequencies, _magnitude, _rotate
+from trainers.llama.layers import _ACTIVATIONS, _frequencies, _magnitude, rotate
 
 SCALINGS = (
     RopeScaling(kind="linear", factor=8.0),
@@ -44,7 +44,7 @@ def test_llama_3_1_leaves_fast_pairs_and_stretches_slow_ones() -> None:
 def test_part_of_a_head_turns() -> None:
     """The rest stays as it is; what turns keeps its length."""
     x = np.random.default_rng(0).standard_normal((1, 6, 2, 16), np.float32)
-    turned = np.asarray(_rotate(Rotary(8, 100.0), jnp.asarray(x), jnp.arange(6)))
+    turned = np.asarray(rotate(Rotary(8, 100.0), jnp.asarray(x), jnp.arange(6)))
     assert (turned[..., 8:] == x[..., 8:]).all()
     assert not np.allclose(turned[:, 1:, :, :8], x[:, 1:, :, :8])
     before, after = (np.linalg.norm(one[..., :8], axis=-1) for one in (x, turned))
@@ -67,7 +67,7 @@ def test_halves_are_exchanged_by_a_matrix_to_the_bit(dtype: jnp.dtype) -> None:
         return jnp.concatenate([turned.astype(dtype), x[..., 64:]], axis=-1)
 
     expected, back = jax.vjp(by_pairs, x)
-    found, turned_back = jax.vjp(lambda x: _rotate(kind, x, positions), x)
+    found, turned_back = jax.vjp(lambda x: rotate(kind, x, positions), x)
     assert (found == expected).all()
     assert (turned_back(gradient)[0] == back(gradient)[0]).all()
 

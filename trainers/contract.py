@@ -19,6 +19,7 @@ from orchestrator import plugins
 from orchestrator.errors import SpecError
 from orchestrator.network.published import PublishedWeight
 from orchestrator.values.plan import Plan
+from orchestrator.values.program import AnyPlan
 from trainers.mesh import mesh_of
 
 _Tree = Any
@@ -117,11 +118,11 @@ def build(trainer: _Trainer, plan: Plan, devices: Sequence[jax.Device]) -> Progr
 
 
 def lower(
-    trainer: _Trainer, plan: Plan, devices: Sequence[jax.Device]
+    trainer: _Trainer, plan: AnyPlan, devices: Sequence[jax.Device]
 ) -> tuple[jax.stages.Lowered, Mesh | None]:
     """Return what is compiled for a plan on these devices, and the mesh of its program if known."""
     mesh = mesh_of(plan, devices)
-    build_any = trainer.build if isinstance(trainer, _BuildFunction) else trainer.program
+    build_any: Any = trainer.build if isinstance(trainer, _BuildFunction) else trainer.program
     made = build_any(plan, mesh)
     if not isinstance(made, Program):
         return made, None

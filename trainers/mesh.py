@@ -15,13 +15,14 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from orchestrator.errors import SpecError
 from orchestrator.network.mesh_axes import AXES, RING_AXES, link_of
-from orchestrator.values.plan import MeshAxis, Plan, TorusSpan
+from orchestrator.values.plan import MeshAxis, TorusSpan
+from orchestrator.values.program import AnyPlan
 
 _TORUS_AXES = ("x", "y", "z")
 _DIE_AXIS = "d"  # the devices of one chip
 
 
-def mesh_of(plan: Plan, devices: Sequence[jax.Device]) -> Mesh:
+def mesh_of(plan: AnyPlan, devices: Sequence[jax.Device]) -> Mesh:
     """Return the devices as an array with one dimension for each of AXES."""
     if len(devices) != plan.devices:
         raise SpecError(f"the plan is for {plan.devices} devices, here are {len(devices)}")
@@ -29,13 +30,13 @@ def mesh_of(plan: Plan, devices: Sequence[jax.Device]) -> Mesh:
     return Mesh(lay(plan, devices), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def abstract_mesh_of(plan: Plan) -> AbstractMesh:
+def abstract_mesh_of(plan: AnyPlan) -> AbstractMesh:
     """Return the same mesh without devices: programs can be traced on it."""
     sizes = tuple(axis.size for axis in axes_of(plan))
     return AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def axes_of(plan: Plan) -> list[MeshAxis]:
+def axes_of(plan: AnyPlan) -> list[MeshAxis]:
     """Return all of AXES; those that the plan leaves out have size 1."""
     planned = {axis.name: axis for axis in plan.axes}
     return [
@@ -44,7 +45,7 @@ def axes_of(plan: Plan) -> list[MeshAxis]:
     ]
 
 
-def _by_coordinates(plan: Plan, devices: Sequence[jax.Device]) -> np.ndarray:
+def _by_coordinates(plan: AnyPlan, devices: Sequence[jax.Device]) -> np.ndarray:
     """One device for each mesh index: the one at the torus coordinates of the index."""
 
     def place_of(device: Any) -> tuple[int, ...]:
@@ -118,7 +119,7 @@ def _to_and_fro(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     return places
 
 
-def _by_order(plan: Plan, devices: Sequence[jax.Device]) -> np.ndarray:
+def _by_order(plan: AnyPlan, devices: Sequence[jax.Device]) -> np.ndarray:
     """Whole slices after one another, in each of them the processes in order."""
     slice_ids = _slice_ids(devices)
     sizes = np.bincount([slice_ids[device.process_index] for device in devices])

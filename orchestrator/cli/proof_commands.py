@@ -95,9 +95,10 @@ def prove_command(
     It compiles the trainer's own step for the plan's topology, compares memory, collectives and
     FLOPs with the forecast, and shows where the compiler's schedule loses time. The result is
     cached, so the same question is answered at once. A spec with stages has a program for each;
-    --stage proves one. With OTHER, both programs are shown side by side; --set and --trainer then
-    change only OTHER. With --search N, the compiler decides between the N best plans: each is
-    compiled, and the one that it schedules fastest comes first.
+    --stage proves one. One with `serve:` has prefill and decoding. With OTHER, both programs are
+    shown side by side; --set and --trainer then change only OTHER. With --search N, the compiler
+    decides between the N best plans: each is compiled, and the one that it schedules fastest comes
+    first.
 
     \b
     Exit status:
@@ -120,6 +121,18 @@ def prove_command(
     pages |= {"--search": count, "--write": path}
     if path and not count:
         raise Usage("--write needs --search N: it writes the plan that a search of programs finds")
+    if orch.is_serving(spec):
+        refused = pages | {"--stage": stage, "--trainer": trainer, "OTHER": other}
+        refuse_options(refused, "the proof of a training")
+        served = orch.prove_serving(spec, overrides, hlo=hlo, progress=progress)
+        following = spec_command("plan", spec, overrides)
+        result = CommandResult(
+            [proved.proof for proved in served],
+            lambda: proof_screens(served, None, following, detail or "usual"),
+            exit_code=_exit_code(*(proved.proof for proved in served)),
+        )
+        show_result(result, as_json=as_json)
+        return
     if count and not other:
         refused = {name: value for name, value in pages.items() if name not in _OF_SEARCH}
         refuse_options(refused | {"--hlo": hlo, "--stage": stage, f"--{detail}": detail}, _SEARCH)

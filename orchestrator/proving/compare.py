@@ -15,7 +15,8 @@ from orchestrator.proving.compiled import GROUPED_MATMUL, PRODUCTS, REPEATED
 from orchestrator.values import proof as proofs
 from orchestrator.values.codec import Value
 from orchestrator.values.model import Model
-from orchestrator.values.plan import ATTENTION_LINES, LineKind, Link, Plan
+from orchestrator.values.plan import ATTENTION_LINES, LineKind, Link
+from orchestrator.values.program import AnyPlan, ServedProgram
 from orchestrator.values.proof import Comparison, Disagreement, Payload, Proof
 
 # Check that pods exchange what the plan says, and nothing else.
@@ -62,7 +63,7 @@ def _crossings(sends: Iterable[programs.DcnSend]) -> tuple[proofs.DcnCrossing, .
 
 
 def _faults(
-    plan: Plan, crossed: tuple[proofs.DcnCrossing, ...]
+    plan: AnyPlan, crossed: tuple[proofs.DcnCrossing, ...]
 ) -> tuple[proofs.CrossingFault, ...]:
     """Return the payloads that must not cross pods. `crossed` has the most bytes first."""
     planned = {
@@ -103,6 +104,7 @@ _PAYLOAD_SHARE = _FLOPS_SHARE = 0.02
 # The Forecast's lines of memory → classes of buffers of the compiled program.
 _CLASS_OF: dict[LineKind, str] = {
     "parameters": "parameters",
+    "kv_cache": "cache",
     "optimizer_state": "optimizer",
     "compute_copy": "compute copies",
     "gradients": "gradients",
@@ -116,7 +118,7 @@ _KERNELS = "attention kernels"
 _Key = tuple[tuple[str, ...], Link, str, str]  # axes, link, kind, dtype
 
 
-def proof_of(plan: Plan, compiled: programs.Compiled) -> Proof:
+def proof_of(plan: AnyPlan, compiled: programs.Compiled) -> Proof:
     """The verdict on a plan that the compiler accepts, without suggestions."""
     forecast = plan.forecast
     # Where a program uses the host's memory, the compiler's own number is that of the memory that
@@ -177,10 +179,12 @@ def proof_of(plan: Plan, compiled: programs.Compiled) -> Proof:
     )
 
 
-def _judged(plan: Plan, schedule: proofs.Schedule | None) -> proofs.Schedule | None:
+def _judged(plan: AnyPlan, schedule: proofs.Schedule | None) -> proofs.Schedule | None:
     """Return the schedule with its interval, or with what no judged program had."""
     if schedule is None:
         return None
+    if isinstance(plan, ServedProgram):
+        return replace(schedule, never_judged=("a program that serves",))
     score = schedule_score()
     own = program_kinds(
         plan.chip, plan.mesh, plan.model, plan.precision.compute, policy(plan.remat),
@@ -240,12 +244,12 @@ def _disagreements(
         yield Disagreement(code="uncounted_kernel", kernel=name)
 
 
-def _compared_memory(plan: Plan, compiled: programs.Compiled) -> tuple[Comparison, ...]:
+def _compared_memory(plan: AnyPlan, compiled: programs.Compiled) -> tuple[Comparison, ...]:
     """What is alive at the peak, and the lines of the Forecast's largest phase."""
     largest = max(plan.forecast.memory, key=lambda phase: phase.bytes)
     forecast: dict[str, float] = defaultdict(float)
     for line in largest.lines:
-        if line.kind not in _STORED:
+        if line.kind not in _STORED or isinstance(plan, ServedProgram):
             forecast[_CLASS_OF.get(line.kind, _WORKING)] += line.value
         else:  # copies and fillings are parameters, moments and gradients
             elements = line.inputs[_STORED[line.kind]]
@@ -271,7 +275,7 @@ def _memory_disagreements(
 
 
 def _compared_collectives(
-    plan: Plan, compiled: programs.Compiled
+    plan: AnyPlan, compiled: programs.Compiled
 ) -> tuple[proofs.ComparedCollective, ...]:
     """Every kind of collective that the program or the Forecast has."""
     forecast: dict[_Key, float] = defaultdict(float)
@@ -336,7 +340,7 @@ def _changes(compiled: programs.Compiled) -> tuple[proofs.CompilerChange, ...]:
     )
 
 
-def _compared_flops(plan: Plan, compiled: programs.Compiled) -> tuple[Comparison, ...]:
+def _compared_flops(plan: AnyPlan, compiled: programs.Compiled) -> tuple[Comparison, ...]:
     """Matrix products, with those of experts' groups; what the compiler repeats; and attention."""
     counted = [
         (line.kind, ticks_share(plan, line.kind) * line.inputs["flops"])

@@ -29,6 +29,7 @@ from orchestrator.proving.hlo.summary import summarize
 from orchestrator.proving.jax_private_api import answer_for_cudnn, program_text
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
+from orchestrator.values.program import AnyPlan, ServedProgram
 from trainers.contract import load, lower
 from trainers.mesh import mesh_of
 
@@ -54,7 +55,8 @@ def main() -> None:
     try:
         request = codec.from_json(sys.stdin.buffer.readline(), compiled.CompileRequest)
         threading.Thread(target=end_with_parent, daemon=True).start()
-        plan = codec.from_json(request.plan, Plan)
+        kind: type[AnyPlan] = ServedProgram if request.serves else Plan
+        plan = codec.from_json(request.plan, kind)
         try:
             result = compiled.CompileResult(compiled=_compiled(plan, request, send))
         except (OrchError, jax.errors.JaxRuntimeError, NotImplementedError) as error:
@@ -77,7 +79,7 @@ def _exit_now(status: int) -> None:
     os._exit(status)
 
 
-def _compiled(plan: Plan, request: compiled.CompileRequest, send: _Send) -> compiled.Compiled:
+def _compiled(plan: AnyPlan, request: compiled.CompileRequest, send: _Send) -> compiled.Compiled:
     """Lower the trainer's step for the plan's real topology, compile it, read its text."""
     opened = compiled.opened_files()
     send({"stage": "laying out"})

@@ -130,11 +130,12 @@ GROUPED_MATMUL = "grouped matmul"  # the kernel that multiplies by experts, each
 
 class CompileRequest(Value):
     """A plan as JSON, its devices as the compiler of a platform names them, and the file for the
-    program's text. `rates` price its schedule, if given. `options` are set beside the plan's;
-    versions of `packages` are noted.
+    program's text. The plan `serves` where it is a ServedProgram. `rates` price its schedule, if
+    given. `options` are set in addition to the plan's; versions of `packages` are noted.
     """
 
     plan: str
+    serves: bool = False
     topology: str
     topology_options: dict[str, Any]
     rates: ScheduleRates | None

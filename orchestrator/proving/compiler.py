@@ -15,7 +15,7 @@ from orchestrator.processes import MODULE, deepen_compiler_stacks, without_devic
 from orchestrator.proving.compiled import CompileFailure, CompileRequest, CompileResult
 from orchestrator.proving.platforms import platform_of
 from orchestrator.values import codec
-from orchestrator.values.plan import Plan
+from orchestrator.values.program import AnyPlan, ServedProgram
 
 # Without these libtpu asks the machine which TPU it is, or cannot be loaded twice at a time, and
 # the plugin for GPUs looks for CUDA.
@@ -47,11 +47,12 @@ def end_all() -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def compile_request(plan: Plan, text_path: str | None = None) -> CompileRequest:
+def compile_request(plan: AnyPlan, text_path: str | None = None) -> CompileRequest:
     platform = platform_of(plan)
     topology, options = platform.target(plan)
     return CompileRequest(
         plan=codec.to_json(plan).decode(),
+        serves=isinstance(plan, ServedProgram),
         platform=platform.jax_name,
         packages=platform.packages,
         topology=topology,
@@ -126,7 +127,7 @@ _OPERATIONS = (
 )
 
 
-def error_of(plan: Plan, failure: CompileFailure) -> OrchError:
+def error_of(plan: AnyPlan, failure: CompileFailure) -> OrchError:
     title = platform_of(plan).title
     if failure.by == "trainer":
         return SpecError(f"the trainer refuses the plan: {failure.message}")

@@ -16,7 +16,7 @@ from orchestrator.planning.step_work import ICI_RATE
 from orchestrator.planning.time import peak
 from orchestrator.planning.torus import HOP_S, cluster_rate, make_torus
 from orchestrator.values.codec import MatmulType
-from orchestrator.values.plan import Plan
+from orchestrator.values.program import AnyPlan
 from orchestrator.values.proof import ComputeRates, ScheduleRates, SliceTorus, TransferRates
 
 _Target = tuple[str, dict[str, Any]]
@@ -34,14 +34,14 @@ class Platform:
     title: str
     jax_name: str
     packages: tuple[str, ...]
-    target: Callable[[Plan], _Target]
-    rates: Callable[[Plan], ScheduleRates | None]
+    target: Callable[[AnyPlan], _Target]
+    rates: Callable[[AnyPlan], ScheduleRates | None]
     require: Callable[[], None]
     options: Mapping[str, Any] = field(default_factory=dict)
     beyond_hbm: Mapping[str, Any] = field(default_factory=dict)
 
 
-def platform_of(plan: Plan) -> Platform:
+def platform_of(plan: AnyPlan) -> Platform:
     chip = catalog.chip_of(plan)
     if chip.libtpu:
         return _TPU
@@ -58,15 +58,15 @@ def _is_known(chip: Chip) -> bool:
     return bool(chip.libtpu or chip.xla_gpu)
 
 
-def target(plan: Plan) -> _Target:
+def target(plan: AnyPlan) -> _Target:
     return platform_of(plan).target(plan)
 
 
-def schedule_rates(plan: Plan) -> ScheduleRates | None:
+def schedule_rates(plan: AnyPlan) -> ScheduleRates | None:
     return platform_of(plan).rates(plan)
 
 
-def other_options(plan: Plan) -> list[dict[str, bool | int | float | str]]:
+def other_options(plan: AnyPlan) -> list[dict[str, bool | int | float | str]]:
     """Return further settings of the options that a plan has from its chip's file."""
     chip = catalog.chip_of(plan)
     known = chip.libtpu or chip.xla_gpu
@@ -83,7 +83,7 @@ def other_options(plan: Plan) -> list[dict[str, bool | int | float | str]]:
 _LINKS = 2  # of a chip on each torus axis, one each way
 
 
-def _tpu_target(plan: Plan) -> _Target:
+def _tpu_target(plan: AnyPlan) -> _Target:
     names = catalog.chip_of(plan).libtpu
     assert names is not None
     options: dict[str, Any] = {}
@@ -96,7 +96,7 @@ def _tpu_target(plan: Plan) -> _Target:
     return f"{names.topology}:{plan.topology}", options
 
 
-def _tpu_rates(plan: Plan) -> ScheduleRates | None:
+def _tpu_rates(plan: AnyPlan) -> ScheduleRates | None:
     chip = catalog.chip_of(plan)
     return rates_of(chip, catalog.topology(chip, plan.topology), plan.precision.compute)
 
@@ -189,7 +189,7 @@ _CUDNN_SHARE = 0.6
 _EXTENSIONS = {"a": "feature_extension: ACCELERATED_FEATURES", "": ""}
 
 
-def _gpu_target(plan: Plan) -> _Target:
+def _gpu_target(plan: AnyPlan) -> _Target:
     """Domains, the hosts of each, the GPUs of each host; and a text that describes the GPU."""
     chip = catalog.chip_of(plan)
     gpu = chip.xla_gpu
@@ -217,7 +217,7 @@ def _gpu_target(plan: Plan) -> _Target:
     return "", {"topology": shape, "target_config": text}
 
 
-def _gpu_rates(plan: Plan) -> ScheduleRates:
+def _gpu_rates(plan: AnyPlan) -> ScheduleRates:
     chip = catalog.chip_of(plan)
     [domain] = make_torus(chip, catalog.topology(chip, plan.topology)).axes
     return ScheduleRates(

@@ -4,6 +4,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -24,6 +25,7 @@ from orchestrator.proving.platforms import platform_of
 from orchestrator.values import codec
 from orchestrator.values.codec import Value
 from orchestrator.values.plan import LineKind, Plan, program_digest
+from orchestrator.values.program import AnyPlan, ServedProgram
 from orchestrator.values.proof import CompilerRefusal, PlanChange, Proof
 from orchestrator.values.spec import MeshRequest, Remat, Spec
 
@@ -107,7 +109,7 @@ def _recompute_flops(plan: Plan) -> float:
 class ProofResult(Value):
     """A proof of a plan, and the seconds since it was compiled; None if that is just now."""
 
-    plan: Plan
+    plan: Any  # a Plan, or a ServedProgram
     proof: Proof
     age_s: float | None
 
@@ -118,13 +120,19 @@ def prove(
     """The compiler's verdict on a plan, from the cache unless `hlo`, a folder for the program's
     text, is given, with suggestions. `on_stage` receives the stages of the compilation.
     """
-    result = None if hlo else cached(plan)
-    if result is None:
-        result = ProofResult(plan=plan, proof=_compile(plan, on_stage, hlo), age_s=None)
+    result = prove_program(plan, on_stage, hlo)
     return replace(result, proof=_with_suggestions(spec, plan, result.proof))
 
 
-def cached(plan: Plan) -> ProofResult | None:
+def prove_program(
+    plan: AnyPlan, on_stage: compiler.OnStage = lambda _: None, hlo: Path | None = None
+) -> ProofResult:
+    """The compiler's verdict on a program, without suggestions."""
+    found = None if hlo else cached(plan)
+    return found or ProofResult(plan=plan, proof=_compile(plan, on_stage, hlo), age_s=None)
+
+
+def cached(plan: AnyPlan) -> ProofResult | None:
     """The verdict, without suggestions; None if this program was not compiled, or unreadable."""
     try:
         key = _key(plan)
@@ -154,7 +162,7 @@ def least_recompute(
     return results
 
 
-def _compile(plan: Plan, on_stage: compiler.OnStage, hlo: Path | None) -> Proof:
+def _compile(plan: AnyPlan, on_stage: compiler.OnStage, hlo: Path | None) -> Proof:
     platform = platform_of(plan)  # raises for a chip that no compiler knows
     platform.require()
     text_path = str(hlo / f"{plan.name}-{codec.short(plan.digest)}.txt") if hlo else None
@@ -178,7 +186,7 @@ def _compile(plan: Plan, on_stage: compiler.OnStage, hlo: Path | None) -> Proof:
     return _verdict(plan, entry)
 
 
-def _verdict(plan: Plan, entry: CacheEntry) -> Proof:
+def _verdict(plan: AnyPlan, entry: CacheEntry) -> Proof:
     proof = proof_of(plan, entry.compiled)
     if entry.refusal is None:
         return proof
@@ -209,7 +217,7 @@ def _with_suggestions(spec: Spec, plan: Plan, proof: Proof) -> Proof:
 # Forecast is not cached: a program is compared with the current one.
 
 
-def save_program(plan: Plan, entry: CacheEntry) -> None:
+def save_program(plan: AnyPlan, entry: CacheEntry) -> None:
     """Write the entry whole or not at all, whoever else writes the same."""
     code = codec.short(codec.digest(entry.compiled.code))
     path = proofs_folder() / f"{_key(plan)}.{code}.json"
@@ -224,10 +232,11 @@ def save_program(plan: Plan, entry: CacheEntry) -> None:
         ) from error
 
 
-def _key(plan: Plan) -> str:
+def _key(plan: AnyPlan) -> str:
     trainer = trainer_entry_point(plan.trainer).value
     platform = platform_of(plan)
     rates = codec.to_json(platform.rates(plan)).decode()
     versions = {package: version(package) for package in platform.packages}
     compiled_by = codec.digest([trainer, platforms.target(plan), rates, versions])
-    return f"{program_digest(plan)}.{codec.short(compiled_by)}"
+    digest = plan.digest if isinstance(plan, ServedProgram) else program_digest(plan)
+    return f"{digest}.{codec.short(compiled_by)}"

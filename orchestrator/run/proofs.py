@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from orchestrator import journal
 from orchestrator.errors import OrchError, SpecError
@@ -17,8 +17,8 @@ from orchestrator.journal.listing import StudyJournal, find_run_or_study
 from orchestrator.planning.planner import explained_stage, stage_specs
 from orchestrator.proving.choose import ProgramSearch, search_programs
 from orchestrator.proving.compare import ProofDiff, diff_proofs
-from orchestrator.proving.verdict import ProofResult, least_recompute
-from orchestrator.proving.verdict import prove as prove_program
+from orchestrator.proving.verdict import ProofResult, least_recompute, prove_program
+from orchestrator.proving.verdict import prove as prove_plan
 from orchestrator.reading.examples import create
 from orchestrator.run.profile import measure_traces
 from orchestrator.run.progress import RUNS, Notice, Progress, Stage, silent, task
@@ -29,6 +29,9 @@ from orchestrator.values.proof import Proof
 from orchestrator.values.report import Report
 from orchestrator.values.spec import Spec
 from orchestrator.values.study import ScalingReport, SweepReport
+
+if TYPE_CHECKING:
+    from orchestrator.run.serving import ServingSource
 
 
 class ProofFailed(OrchError):
@@ -60,6 +63,25 @@ def prove_stages(
 ) -> list[ProofResult]:
     """Return the compiler's verdict on every stage of a spec, in order; one without stages."""
     return _prove_each_stage(*planned(loaded(spec, overrides), None), progress, hlo)
+
+
+def prove_serving(
+    spec: "ServingSource",
+    overrides: Sequence[str] = (),
+    *,
+    hlo: str | Path | None = None,
+    progress: Progress | None = None,
+) -> list[ProofResult]:
+    """Return the compiler's verdict on the prefill and on the decoding of a serving spec."""
+    # Few proofs are of serving.
+    from orchestrator.run.serving import plan_serving  # noqa: PLC0415
+    from orchestrator.serving.programs import served_programs  # noqa: PLC0415
+
+    folder, found = _hlo_folder(hlo), []
+    for program in served_programs(plan_serving(spec, overrides)):
+        with task(progress or silent, f"proving {program.phase}") as reached:
+            found.append(prove_program(program, reached, folder))
+    return found
 
 
 def prove_diff(
@@ -143,14 +165,19 @@ def prove_before_run(spec: Spec, made: Plan, progress: Progress) -> list[Proof]:
 def _prove_plan(
     spec: Spec, made: Plan, progress: Progress | None = None, hlo: str | Path | None = None
 ) -> ProofResult:
+    folder = _hlo_folder(hlo)
+    stage = f" stage {made.stage.number} of {made.stage.of}" if made.stage else ""
+    with task(progress or silent, "proving" + stage) as reached:
+        return prove_plan(spec, made, reached, folder)
+
+
+def _hlo_folder(hlo: str | Path | None) -> Path | None:
     if folder := Path(hlo) if hlo else None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OrchError(f"--hlo: {folder}: cannot be made: {error.strerror}") from error
-    stage = f" stage {made.stage.number} of {made.stage.of}" if made.stage else ""
-    with task(progress or silent, "proving" + stage) as reached:
-        return prove_program(spec, made, reached, folder)
+    return folder
 
 
 def _program(spec: SpecSource, overrides: Sequence[str], stage: int | None) -> tuple[Spec, Plan]:

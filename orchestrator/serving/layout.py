@@ -18,7 +18,7 @@ from orchestrator.values.serving import StoredType
 STORED_BYTES: dict[StoredType, float] = {
     "bf16": 2.0, "int8": 1.0, "fp8": 1.0, "int4": 0.5 + 2 / 128, "fp4": 0.5 + 1 / 32,
 }  # fmt: skip
-_BF16_BYTES, _FP32_BYTES = 2, 4
+STREAM_BYTES, _FP32_BYTES = 2, 4
 # The mesh axes of serving by their names in a spec. Attention of a copy is split by requests along
 # `expert` and by heads along `tensor`; `data` are copies.
 AXES = {"replicas": "data", "attention": "expert", "tensor": "tensor"}
@@ -26,7 +26,8 @@ AXES = {"replicas": "data", "attention": "expert", "tensor": "tensor"}
 
 class Pass(NamedTuple):
     """Tokens that one copy of the model works on at once. `positions` are those that a token sees,
-    `sequences` those whose cache is read, and `logits` the tokens that become others.
+    beyond those of the pass itself that it is multiplied by `together`. `sequences` are those whose
+    cache is read, and `logits` the tokens that become others.
     """
 
     tokens: Number
@@ -34,6 +35,7 @@ class Pass(NamedTuple):
     sequences: Number
     context: Number  # positions of a sequence in the cache
     logits: Number
+    together: Number = 0.0
 
 
 def decode(batch: Number, context: Number) -> Pass:
@@ -56,6 +58,7 @@ class Serving(Layout):
     weights: StoredType
     kv_cache: StoredType
     expert_ways: Number
+    factors: Any = None  # of the torus axes, [layouts, torus axes, ICI_AXES]
 
     @cached_property
     def _ways(self) -> dict[str, Number]:
@@ -84,7 +87,10 @@ class Serving(Layout):
 
         links = Links(parts(self.links.rates), parts(self.links.exchange_rates), {}, {})
         mesh = {axis: part(size) for axis, size in self.mesh.items()}
-        return replace(self, mesh=mesh, links=links, expert_ways=part(self.expert_ways))
+        return replace(
+            self, mesh=mesh, links=links, expert_ways=part(self.expert_ways),
+            factors=part(self.factors),
+        )  # fmt: skip
 
     # --- bytes of one device
 
@@ -105,11 +111,15 @@ class Serving(Layout):
         """
         plain = self.elements(self.network.head) + self.vector_elements
         matrices = STORED_BYTES[self.weights] * self._matrix_elements(of_experts=False)
-        return matrices + _BF16_BYTES * plain
+        return matrices + STREAM_BYTES * plain
 
     @cached_property
+    def expert_elements(self) -> Number:
+        return self._matrix_elements(of_experts=True)
+
+    @property
     def _all_expert_bytes(self) -> Number:
-        return STORED_BYTES[self.weights] * self._matrix_elements(of_experts=True)
+        return STORED_BYTES[self.weights] * self.expert_elements
 
     def expert_weight_bytes(self, work: Pass) -> Number:
         """Bytes of the experts to which a token of the pass goes. Tokens choose k of E experts:
@@ -124,7 +134,7 @@ class Serving(Layout):
     def weights_bytes(self) -> Number:
         """Bytes of everything that stays on a device."""
         tables = [table for table in self.network.tables if table is not self.network.head]
-        others = _BF16_BYTES * sum(map(self.elements, tables))
+        others = STREAM_BYTES * sum(map(self.elements, tables))
         return self.shared_weight_bytes + self._all_expert_bytes + others
 
     def _cached_elements(self, block: Block) -> Number:
@@ -174,7 +184,7 @@ class Serving(Layout):
         width = 2 * self.model.d_model + np.maximum.reduce(np.broadcast_arrays(*widths))
         own_tokens, own_batch = tokens / self.requests_split, batch / self.requests_split
         logits = _FP32_BYTES * own_batch * self.size(self.network.head.dimensions[0])
-        return _BF16_BYTES * own_tokens * width + logits
+        return STREAM_BYTES * own_tokens * width + logits
 
     @property
     def hbm_bytes(self) -> float:
@@ -217,6 +227,7 @@ class Serving(Layout):
         def of_block(block: Block) -> Number:
             attention, window = block.attention, block.attention.scores.window
             seen = work.positions if window is None else np.minimum(work.positions, window)
+            seen = seen + work.together
             width: Number = sum(
                 prod(map(self.size, tensor.dimensions))
                 for tensor in (attention.queries, attention.result)
@@ -238,12 +249,13 @@ class Serving(Layout):
 
     @property
     def sums(self) -> Number:
-        return self.over_layers(self._over_tensor)
+        """The sums over `tensor` of a pass; one of them of the words' vectors."""
+        return self.over_layers(self._over_tensor) + 1
 
     def tensor_bytes(self, work: Pass) -> Number:
         """Sums over `tensor` of what sublayers add to the stream: each travels twice."""
         n, stream = self.mesh["tensor"], work.tokens / self.requests_split * self.model.d_model
-        return self.sums * 2 * _BF16_BYTES * stream * (n - 1) / n
+        return self.sums * 2 * STREAM_BYTES * stream * (n - 1) / n
 
     def expert_bytes(self, work: Pass) -> Number:
         """Tokens to the experts of all devices of a copy and back: each device takes all tokens
@@ -252,7 +264,7 @@ class Serving(Layout):
         moe, n = self.model.moe, self.copy_devices
         if moe is None:
             return 0.0
-        stream = work.tokens * self.model.d_model * _BF16_BYTES
+        stream = work.tokens * self.model.d_model * STREAM_BYTES
         gathered = 2 * stream * (n - 1) / n
         sent = 2 * stream / self.requests_split * np.minimum(moe.top_k, n) * (n - 1) / n
         return self.network.mixture_layers * np.minimum(gathered, sent)

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from orchestrator.serving.layout import Serving, decode, prefill
-from orchestrator.serving.step import Mix, PassWork, as_float, hbm_rate, product_rate
+from orchestrator.serving.layout import Pass, Serving
+from orchestrator.serving.step import Mix, as_float, hbm_rate, product_rate, work_of
 from orchestrator.values.plan import LedgerLine, LineKind
 from orchestrator.values.serving import ServingMemory
 
@@ -18,18 +18,9 @@ def memory_of(layout: Serving, batch: float, mix: Mix) -> ServingMemory:
     )
 
 
-def decode_lines(layout: Serving, work: PassWork, batch: float, mix: Mix) -> tuple[LedgerLine, ...]:
-    """Seconds of a decoding step, line by line."""
-    return _lines(layout, work, decode(batch, mix.context))
-
-
-def prefill_lines(layout: Serving, work: PassWork, mix: Mix) -> tuple[LedgerLine, ...]:
-    """Seconds of a chunk of prompts, line by line."""
-    return _lines(layout, work, prefill(min(mix.chunk, mix.prompt), mix.positions, mix.prompt))
-
-
-def _lines(layout: Serving, work: PassWork, done: Any) -> tuple[LedgerLine, ...]:
-    memory = hbm_rate(layout)
+def pass_lines(layout: Serving, done: Pass) -> tuple[LedgerLine, ...]:
+    """Seconds of a pass at the peaks, line by line."""
+    work, memory = work_of(layout, done), hbm_rate(layout)
     products = product_rate(layout, layout.weights)
     scores = product_rate(layout, layout.kv_cache)
     own = as_float(done.sequences) / as_float(layout.requests_split)

@@ -1,5 +1,6 @@
 """Which ways to serve a model a slice allows, each on its best placement."""
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -59,9 +60,10 @@ def layouts(
     if not len(picks):
         return None
     expert_ways = np.array([own for own in ways if own])
-    return serving(
+    made = serving(
         chip, model, weights, kv_cache, sizes[picks], expert_ways, rows_of_links(links, picks)
     )
+    return replace(made, factors=factors[picks])
 
 
 def serving(

@@ -16,8 +16,8 @@ from orchestrator.network.decoder import decoder
 from orchestrator.planning.layout import Number
 from orchestrator.planning.torus import Floats
 from orchestrator.serving import step
-from orchestrator.serving.layout import AXES, Serving
-from orchestrator.serving.ledger import decode_lines, memory_of, prefill_lines
+from orchestrator.serving.layout import AXES, Serving, decode, prefill
+from orchestrator.serving.ledger import memory_of, pass_lines
 from orchestrator.serving.load import (
     Requests,
     ServingLoad,
@@ -239,7 +239,7 @@ def _forecast(
             lower=per_token / rate.lower, expected=per_token / rate.expected,
             low=per_token / rate.high, high=per_token / rate.low,
         )  # fmt: skip
-    lines = decode_lines(layout, decoded, batch, mix)
+    lines = pass_lines(layout, decode(batch, mix.context))
     ttft_chunks = _at_percentile(serve.prompt, (serve.ttft or ANY_WISH).percentile) / mix.prompt
     ttft_lower = ttft_chunks * mix.chunks * step.as_float(step.lower_s(chunked))
     return ServingForecast(
@@ -257,7 +257,7 @@ def _forecast(
         bound=max(lines, key=lambda line: line.value).resource or "",
         memory=memory_of(layout, batch, mix),
         decode=lines,
-        prefill=prefill_lines(layout, chunked, mix),
+        prefill=pass_lines(layout, prefill(min(mix.chunk, mix.prompt), mix.positions, mix.prompt)),
         engine=serve.engine,
         learned_runs=engine.runs,
         dollars_per_chip_hour=price,

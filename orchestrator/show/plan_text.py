@@ -11,6 +11,7 @@ from orchestrator.planning.plan_warnings import LEDGER_TRAINER
 from orchestrator.show import parts as ui
 from orchestrator.values.goodput import LossKind
 from orchestrator.values.plan import Estimate, Forecast, LedgerLine, LineKind, Plan, PlannedBatch
+from orchestrator.values.program import AnyPlan
 
 _INTERVAL = "80 % interval"
 
@@ -26,7 +27,7 @@ _IN_WORDS = {
 }
 
 
-def headline(plan: Plan) -> str:
+def headline(plan: AnyPlan) -> str:
     chips = fmt.counted(plan.chips, f"{plan.chip} chip")
     stage = f", stage {plan.stage.number} of {plan.stage.of}" if plan.stage else ""
     return f"{plan.name}{stage}: {chips}, {fmt.counted(plan.pods, 'pod')} of {plan.topology}"

@@ -13,7 +13,8 @@ from orchestrator.show import parts as ui
 from orchestrator.show.plan_text import headline
 from orchestrator.values import proof as proofs
 from orchestrator.values.codec import short
-from orchestrator.values.plan import ATTENTION_LINES, Plan
+from orchestrator.values.plan import ATTENTION_LINES
+from orchestrator.values.program import AnyPlan
 
 if TYPE_CHECKING:
     from orchestrator.proving.choose import ComparedProgram, ProgramSearch
@@ -25,7 +26,7 @@ _HEAD = ("", "compiled", "forecast", "forecast/compiled")
 
 
 def proof_screen(
-    plan: Plan, proof: proofs.Proof, age_s: float | None, next_command: str | None,
+    plan: AnyPlan, proof: proofs.Proof, age_s: float | None, next_command: str | None,
     detail: ui.Detail = "usual",
 ) -> ui.Screen:  # fmt: skip
     """Return the verdict, then everything that it rests on, and what to do next."""
@@ -331,7 +332,9 @@ _SMALL_SHARE = 0.002  # of a step: what takes less is left to --json
 _LOW_SHARE = 0.75  # of the peak: products below it are shown
 
 
-def _schedule_parts(plan: Plan, schedule: proofs.Schedule | None, *, full: bool) -> list[ui.Part]:
+def _schedule_parts(
+    plan: AnyPlan, schedule: proofs.Schedule | None, *, full: bool
+) -> list[ui.Part]:
     """Return the schedule's total next to the ledger's, then where its seconds are."""
     if schedule is None:
         return ["no schedule: the catalog has no clock for this chip"]
@@ -382,7 +385,7 @@ def _schedule_parts(plan: Plan, schedule: proofs.Schedule | None, *, full: bool)
     ]
 
 
-def _totals(plan: Plan, schedule: proofs.Schedule) -> list[ui.Part]:
+def _totals(plan: AnyPlan, schedule: proofs.Schedule) -> list[ui.Part]:
     """Return seconds by kind; the ledger's are at peak rates, with nothing hidden."""
     ledger: dict[str, float] = defaultdict(float)
     for line in plan.forecast.time if plan.ledger_describes_trainer else ():
@@ -408,7 +411,7 @@ def _totals(plan: Plan, schedule: proofs.Schedule) -> list[ui.Part]:
 
 
 def _ledger_lines(
-    plan: Plan, schedule: proofs.Schedule, small_s: float, most: int | None
+    plan: AnyPlan, schedule: proofs.Schedule, small_s: float, most: int | None
 ) -> list[ui.Part]:
     """Return seconds of the ledger's lines, if the trainer names any, next to the ledger's own."""
     if all(line.kind == proofs.OTHER_LINE for line in schedule.ledger):

@@ -25,7 +25,7 @@ LineKind = Literal[
     # bytes
     "parameters", "optimizer_state", "copied_heads", "vocab_padding", "routed_rows", "gradients",
     "gradient_sums", "gradient_payload", "compute_copy", "kept_activations", "gathered_weights",
-    "working_activations", "logits",
+    "working_activations", "logits", "kv_cache",
     # seconds of one device
     "matmul", "unembedding", "matmul_recompute", "expert_padding", "expert_imbalance",
     "orthogonalization", "moment_exchange", "attention", "attention_recompute", "elementwise",

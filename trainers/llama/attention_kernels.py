@@ -44,7 +44,7 @@ _Saved = tuple[Any, ...]  # arrays; no sinks are None
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(6,))
-def _blockwise(*operands: Any) -> jax.Array:
+def blockwise(*operands: Any) -> jax.Array:
     """Causal attention of q [b, T, N, H], at `positions` [T], to k and v [b, S, K, H]."""
     return _forward(*operands)[0]
 
@@ -70,7 +70,7 @@ def _forward(
         # m' = max(m, max s), l' = l e^(m - m') + sum e^(s - m'), o' = o e^(m - m') + e^(s - m') v
         new_top = jnp.maximum(top, scores.max(-1))
         shrink, weights = jnp.exp(top - new_top), jnp.exp(scores - new_top[..., None])
-        added = _dot("bkgts,bskh->bkgth", weights.astype(v.dtype), values)
+        added = dot("bkgts,bskh->bkgth", weights.astype(v.dtype), values)
         total = total * shrink + weights.sum(-1)
         return (new_top, total, out * shrink[..., None] + added), None
 
@@ -95,18 +95,18 @@ def _backward(
     q, k, v, positions, sinks, documents, out, log_sum = saved
     own = documents[0] if documents else None
     grouped, d_grouped = _grouped(q, k.shape[2]), _grouped(d_out, k.shape[2])
-    dot_out = _dot("btkgh,btkgh->bkgt", d_grouped, _grouped(out, k.shape[2]))
+    dot_out = dot("btkgh,btkgh->bkgt", d_grouped, _grouped(out, k.shape[2]))
 
     def step(dq: jax.Array, block: _Blocks) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         keys, values, places, theirs = block
         scores, slope = _scores(grouped, keys, positions, places, own, theirs, kind)
         # p = e^(s - log sum), dv = p^T do, ds = p (do v^T - do . o), dq = ds k, dk = ds^T q
         weights = jnp.exp(scores - log_sum[..., None])
-        d_values = _dot("bkgts,btkgh->bskh", weights.astype(v.dtype), d_grouped)
-        d_weights = _dot("btkgh,bskh->bkgts", d_grouped, values)
+        d_values = dot("bkgts,btkgh->bskh", weights.astype(v.dtype), d_grouped)
+        d_weights = dot("btkgh,bskh->bkgts", d_grouped, values)
         d_scores = (weights * (d_weights - dot_out[..., None]) * slope).astype(q.dtype)
-        dq = dq + _dot("bkgts,bskh->btkgh", d_scores, keys)
-        d_keys = _dot("bkgts,btkgh->bskh", d_scores, grouped)
+        dq = dq + dot("bkgts,bskh->btkgh", d_scores, keys)
+        d_keys = dot("bkgts,btkgh->bskh", d_scores, grouped)
         return dq, (d_keys.astype(k.dtype), d_values.astype(v.dtype))
 
     start = jnp.zeros(grouped.shape, jnp.float32)
@@ -121,7 +121,7 @@ def _backward(
     return dq, dk, dv, None, d_sinks, None
 
 
-_blockwise.defvjp(_forward, _backward)
+blockwise.defvjp(_forward, _backward)
 
 
 def _by_group(sinks: jax.Array, kv_heads: int) -> jax.Array:
@@ -129,7 +129,7 @@ def _by_group(sinks: jax.Array, kv_heads: int) -> jax.Array:
     return sinks.astype(jnp.float32).reshape(kv_heads, -1, 1)
 
 
-def _dot(formula: str, x: jax.Array, y: jax.Array) -> jax.Array:
+def dot(formula: str, x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.einsum(formula, x, y, preferred_element_type=jnp.float32)
 
 
@@ -143,7 +143,7 @@ def _scores(
     kind: Scores,
 ) -> tuple[jax.Array, jax.Array | float]:
     """Scores [b, K, G, T, B], -inf for unseen keys, and their slope in the product of q and k."""
-    scores = _dot("btkgh,bskh->bkgts", grouped, keys) * kind.scale
+    scores = dot("btkgh,bskh->bkgts", grouped, keys) * kind.scale
     slope: jax.Array | float = kind.scale
     if kind.cap is not None:
         capped = jnp.tanh(scores / kind.cap)
@@ -292,7 +292,7 @@ def attention(platform: str, compute: jnp.dtype, length: int, ways: int, kind: S
     def plain(q: jax.Array, k: jax.Array, v: jax.Array, *optional: Any) -> jax.Array:
         # A mask that depends on no data would be made for all blocks at once, and kept.
         positions, q = jax.lax.optimization_barrier((own_positions(length, ways), q))
-        return _blockwise(q, k, v, positions, *optional, kind)
+        return blockwise(q, k, v, positions, *optional, kind)
 
     if platform == "gpu" and compute == jnp.bfloat16 and ways == 1 and kind.cap is None:
         return partial(_cudnn, kind, plain)

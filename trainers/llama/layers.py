@@ -72,6 +72,12 @@ class Runtime:
             return gradient
         return collectives.scatter_matrix(gradient, 0, DTYPES[self.plan.precision.gradients])
 
+    @property
+    def experts_apart(self) -> tuple[jax.Array, int, int]:
+        """This chip's part of the experts, the parts there are, and those of an expert's width."""
+        part = jax.lax.axis_index(collectives.EXPERT)
+        return part, jax.lax.axis_size(collectives.EXPERT), jax.lax.axis_size(TENSOR)
+
     def gather_experts(self, shard: jax.Array, dimension: int) -> jax.Array:
         return self.gather_matrix(shard, dimension, collectives.WEIGHTS_OF_EXPERTS)
 
@@ -95,7 +101,7 @@ class Runtime:
         return jnp.split(products[0], ends[:-1], axis=joined + 2)
 
 
-def _with_biases(
+def with_biases(
     matmuls: Sequence[Matmul], layer: Parameters, products: Sequence[jax.Array]
 ) -> list[jax.Array]:
     """The products of these matmuls, with the bias of each that has one."""
@@ -128,11 +134,11 @@ def mlp(runtime: Runtime, kind: MLP, layer: Parameters, y: jax.Array) -> jax.Arr
     output = runtime.gather_rows(layer[kind.output.weight.name], 1)
     if in_turn:
         products, output = together_in_backward(products, output)
-    hidden = activate(kind, _with_biases(kind.inputs, layer, products))  # [Y, b, S/(s Y), F/Y]
+    hidden = activate(kind, with_biases(kind.inputs, layer, products))  # [Y, b, S/(s Y), F/Y]
     if jax.lax.axis_size(TENSOR) > 1:
         # Without a ring the activation is part of a product, and this would split them.
         hidden, output = together_in_backward(hidden, output)
-    [added] = _with_biases([kind.output], layer, [matmul_reduce_scatter(hidden, output)])
+    [added] = with_biases([kind.output], layer, [matmul_reduce_scatter(hidden, output)])
     return added
 
 
@@ -168,7 +174,7 @@ def attention(runtime: Runtime, kind: Attention, layer: Parameters, y: jax.Array
         y = runtime.kernels[kind.scores](q, k, v, sinks, runtime.documents)
     output = runtime.gather_rows(layer[kind.output.weight.name], 2)  # [D, N/Y, H]
     y = matmul_reduce_scatter(in_arrival_order(y), output)
-    [added] = _with_biases([kind.output], layer, [y])
+    [added] = with_biases([kind.output], layer, [y])
     return added
 
 
@@ -177,17 +183,24 @@ def _from_stream(
 ) -> _QueriesKeysValues:
     """All positions of the tensor group: [b, S/s, N/Y, H], [b, S/s, K/Y, H] twice."""
     shards = [layer[matmul.weight.name] for matmul in kind.inputs]  # [D/X, heads of each, H]
-    products = _with_biases(kind.inputs, layer, runtime.products(y, shards))
-    # Without a matmul of their own, values are keys before their norm and RoPE.
-    q, k, v = (in_order(products[number]) for number in (0, 1, len(products) - 1))
+    products = with_biases(kind.inputs, layer, runtime.products(y, shards))
     positions = attention_kernels.own_positions(runtime.plan.batch.length, runtime.ways)
+    return of_heads(kind, layer, list(map(in_order, products)), positions)
+
+
+def of_heads(
+    kind: Attention, layer: Parameters, products: list[jax.Array], positions: jax.Array
+) -> _QueriesKeysValues:
+    """Queries, keys and values from the products of the stream, at `positions` [S] or [b, S]."""
+    # Without a matmul of their own, values are keys before their norm and RoPE.
+    q, k, v = (products[number] for number in (0, 1, len(products) - 1))
 
     def turned(norm_kind: Norm | None, x: jax.Array, heads: str) -> jax.Array:
         # Each head is normalized by itself, or all heads together.
         scale = norm_kind.scale if norm_kind else None
         together = scale is not None and len(scale.dimensions) == 2
         x = norm(norm_kind, layer, x, collectives.mesh_axes(heads) if together else ())
-        return _rotate(kind.rotary, x, positions)
+        return rotate(kind.rotary, x, positions)
 
     v = norm(kind.value_norm, layer, v)
     return turned(kind.query_norm, q, "heads"), turned(kind.key_norm, k, "kv_heads"), v
@@ -215,25 +228,29 @@ def _from_latents(
     k, v = heads(norm(kind.kv_latent_norm, layer, kv_latent), key, value)
     positions = attention_kernels.own_positions(runtime.plan.batch.length, runtime.ways)
     # Only a part of each head turns; all heads of keys share theirs.
-    shared = _rotate(kind.rotary, all_gather(turning_key, TENSOR, 1)[:, :, None], positions)
+    shared = rotate(kind.rotary, all_gather(turning_key, TENSOR, 1)[:, :, None], positions)
     k = jnp.concatenate([k, jnp.broadcast_to(shared, (*k.shape[:-1], shared.shape[-1]))], axis=-1)
     still, turning = q[..., : kind.nope], q[..., kind.nope :]
-    q = jnp.concatenate([still, _rotate(kind.rotary, turning, positions)], axis=-1)
+    q = jnp.concatenate([still, rotate(kind.rotary, turning, positions)], axis=-1)
     return q, k, v
 
 
 # Rotary positions: the pairs of a head's vector turn with the position.
 
 
-def _rotate(kind: description.Rotary | None, x: jax.Array, positions: jax.Array) -> jax.Array:
-    """x [b, S/s, heads, H], its first `width` numbers turned: half of them with the other half."""
+def rotate(kind: description.Rotary | None, x: jax.Array, positions: jax.Array) -> jax.Array:
+    """x [b, S/s, heads, H], its first `width` numbers turned, half of them with the other half, at
+    positions [S/s] or [b, S/s].
+    """
     if kind is None:
         return x
-    angles = positions[:, None] * _frequencies(kind)  # [S/s, width / 2]
+    angles = positions[..., None] * _frequencies(kind)  # [S/s, width / 2]
     cos, sin = (f(angles) * _magnitude(kind.scaling) for f in (jnp.cos, jnp.sin))
     both = jnp.concatenate([cos, cos], axis=-1), jnp.concatenate([-sin, sin], axis=-1)
     turning, rest = x[..., : kind.width], x[..., kind.width :]
-    return jnp.concatenate([_turned(turning, *(wave[:, None] for wave in both)), rest], axis=-1)
+    return jnp.concatenate(
+        [_turned(turning, *(wave[..., None, :] for wave in both)), rest], axis=-1
+    )
 
 
 @jax.custom_vjp

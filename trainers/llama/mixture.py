@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
 from orchestrator.network.decoder import decoder
-from orchestrator.network.description import MLP, Matmul, Mixture
+from orchestrator.network.description import MLP, Matmul, Mixture, Norm
 from orchestrator.network.mesh_axes import ICI_AXES, PIPELINE
 from orchestrator.network.mlp import BALANCE_BIAS, expert_rows
 from orchestrator.planning.kernels import MOST_TILE, grouped_tile
@@ -32,14 +32,14 @@ from trainers.llama.parameters import Parameters, norm
 # Which experts a token goes to, with what weights, and what keeps the experts evenly loaded
 
 
-class _Routing(NamedTuple):
+class Routing(NamedTuple):
     experts: jax.Array  # [b, S, k]
     weights: jax.Array  # [b, S, k] fp32
     penalty: jax.Array  # this chip's share of what is added to the loss summed over tokens
     load: jax.Array  # [E] choices of each expert
 
 
-def _route(moe: MixtureOfExperts, logits: jax.Array, bias: jax.Array | None) -> _Routing:
+def _route(moe: MixtureOfExperts, logits: jax.Array, bias: jax.Array | None) -> Routing:
     """The experts of each token. logits [b, S, E] fp32, bias [E]"""
     sigmoid = moe.router == "sigmoid"
     scores = jax.nn.sigmoid(logits) if sigmoid else jax.nn.softmax(logits)
@@ -73,7 +73,7 @@ def _route(moe: MixtureOfExperts, logits: jax.Array, bias: jax.Array | None) -> 
     if bias is not None:
         penalty += _excess_in_backward(bias, load.sum(0))
     share = 1 / jax.lax.axis_size(TENSOR)  # every chip of a tensor group has the same tokens
-    return _Routing(experts, moe.scale * weights, share * penalty, share * load.sum(0))
+    return Routing(experts, moe.scale * weights, share * penalty, share * load.sum(0))
 
 
 @jax.custom_vjp
@@ -102,7 +102,22 @@ def mixture(
     runtime: Runtime, kind: Mixture, moe: MixtureOfExperts, layer: Parameters, y: jax.Array
 ) -> tuple[jax.Array, Routed]:
     """The mixture's addition to the stream. y [b, S/(s Y), D]"""
-    x = all_gather(y, TENSOR, 1)  # [b, S/s, D]
+    parts, routed = mixture_parts(runtime, kind, moe, layer, all_gather(y, TENSOR, 1))
+    added = [norm(after, layer, reduce_scatter(part, TENSOR, 1)) for part, after in parts]
+    return sum(added[1:], added[0]), routed
+
+
+def mixture_parts(
+    runtime: Runtime,
+    kind: Mixture,
+    moe: MixtureOfExperts,
+    layer: Parameters,
+    x: jax.Array,
+    through: Callable[..., tuple[jax.Array, jax.Array]] | None = None,
+) -> tuple[list[tuple[jax.Array, Norm | None]], Routed]:
+    """What this chip adds to the stream for x [b, S/s, D], each part with the norm of its sum.
+    `through` takes the place of `_chosen_experts`.
+    """
     of_experts, added_by_experts, of_router = kind.own_norms or (None, None, None)
     routed_x = norm(of_router, layer, x)
     if kind.router_scales:
@@ -118,8 +133,9 @@ def mixture(
         scales = layer[kind.router_scales[1].name][routing.experts]
         routing = routing._replace(weights=routing.weights * scales)
     chosen_x = norm(of_experts, layer, x)
-    out, dropped = _chosen_experts(runtime, kind, moe, layer, chosen_x, routing)
-    parts = [(out, added_by_experts)]  # on their way to the stream, with the norm of each
+    through = through or _chosen_experts
+    out, dropped = through(runtime, kind, moe, layer, chosen_x, routing)
+    parts = [(out, added_by_experts)]
     if kind.shared is not None:
         # The output of the experts that every token goes to, or of the MLP.
         matrices = _gathered_each(runtime.gather_matrix, kind.shared, layer)
@@ -132,9 +148,7 @@ def mixture(
         else:
             parts = [(out + of_all, None)]
     share = 1 / jax.lax.axis_size(TENSOR)
-    routed = Routed(routing.penalty, routing.load, share * dropped)
-    added = [norm(after, layer, reduce_scatter(part, TENSOR, 1)) for part, after in parts]
-    return sum(added[1:], added[0]), routed
+    return parts, Routed(routing.penalty, routing.load, share * dropped)
 
 
 def _gathered_each(
@@ -151,7 +165,7 @@ def _chosen_experts(
     moe: MixtureOfExperts,
     layer: Parameters,
     x: jax.Array,
-    routing: _Routing,
+    routing: Routing,
 ) -> tuple[jax.Array, jax.Array]:
     """What the chosen experts make of x [b, S/s, D], and how many choices none takes."""
     tokens, weights = x.reshape(-1, x.shape[-1]), routing.weights.reshape(-1, moe.top_k)
@@ -165,9 +179,9 @@ def _chosen_experts(
     with line("expert_gather"):
         experts = jax.lax.all_gather(chosen, EXPERT, tiled=True)
     # A row for each choice [T, k] of this chip's experts, with room for the most there can be.
-    ways = jax.lax.axis_size(EXPERT)
+    part, ways, _ = runtime.experts_apart
     own = moe.experts // ways
-    flat = experts.reshape(-1) - jax.lax.axis_index(EXPERT) * own
+    flat = experts.reshape(-1) - part * own
     is_own = (flat >= 0) & (flat < own)
     expert = jnp.where(is_own, flat, own)
     order = jnp.argsort(expert, stable=True)
@@ -228,7 +242,7 @@ def _own_experts(
     ]  # [rows, F/Y]
     hidden = activate(kind, products) * weights
     down = runtime.gather_experts(layer[kind.output.weight.name], 2)
-    share = (weights / jax.lax.axis_size(TENSOR)).astype(rows.dtype)  # every chip adds the bias
+    share = (weights / runtime.experts_apart[2]).astype(rows.dtype)  # every chip adds the bias
     return product(hidden.astype(rows.dtype), down) + bias(kind.output, share)
 
 

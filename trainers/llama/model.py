@@ -33,7 +33,7 @@ from trainers.llama.parameters import DTYPES, Parameters, norm, shardings
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _lookup(table: jax.Array, words: jax.Array, on_gpu: bool) -> jax.Array:
+def lookup(table: jax.Array, words: jax.Array, on_gpu: bool) -> jax.Array:
     """Vectors [b, T, D] of words [b, T] from this chip's table [V/Y, D]; zero for others' words."""
     row, is_own = _own_rows(table, words)
     return jnp.where(is_own[..., None], table[row], 0)
@@ -53,8 +53,8 @@ def _lookup_backward(
     return zeros.at[row].add(parts).astype(table.dtype), None
 
 
-_lookup.defvjp(
-    lambda table, words, on_gpu: (_lookup(table, words, on_gpu), (table, words)), _lookup_backward
+lookup.defvjp(
+    lambda table, words, on_gpu: (lookup(table, words, on_gpu), (table, words)), _lookup_backward
 )
 
 
@@ -138,11 +138,11 @@ def head_loss(runtime: Runtime, parameters: Parameters, x: jax.Array, targets: j
 def embed(runtime: Runtime, parameters: Parameters, words: jax.Array) -> jax.Array:
     """Words [b, S/s] -> the residual stream before the first block [b, S/(s Y), D]."""
     table = runtime.gather_matrix(parameters["embedding"], 1)  # [V/Y, D]
-    x = _lookup(table, words, runtime.on_gpu)
+    x = lookup(table, words, runtime.on_gpu)
     if runtime.network.positions is not None:
         learned = runtime.gather_matrix(parameters["positions"], 1)  # [P/Y, D]
         places = attention_kernels.own_positions(runtime.plan.batch.length, runtime.ways)
-        x = x + _lookup(learned, jnp.broadcast_to(places, words.shape), runtime.on_gpu)
+        x = x + lookup(learned, jnp.broadcast_to(places, words.shape), runtime.on_gpu)
     x = over_stages(reduce_scatter(x, TENSOR, 1))  # [b, S/(s Y), D]
     if runtime.network.embedding_scale != 1:
         x = (x * runtime.network.embedding_scale).astype(x.dtype)

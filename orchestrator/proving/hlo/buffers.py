@@ -161,9 +161,12 @@ class _LivenessPass:
 
 
 _PARAMETERS, _OPTIMIZER, _STATE, _BATCH = "parameters", "optimizer", "other state", "batch"
+_CACHE = "cache"  # of a program that serves
 _COPIES, _GRADIENTS = "compute copies", "gradients"
 _KEPT, _WORKING = "kept activations", "working set"
-_CLASSES = (_PARAMETERS, _OPTIMIZER, _STATE, _BATCH, _COPIES, _GRADIENTS, _KEPT, _WORKING)
+_CLASSES = (
+    _PARAMETERS, _OPTIMIZER, _CACHE, _STATE, _BATCH, _COPIES, _GRADIENTS, _KEPT, _WORKING,
+)  # fmt: skip
 _PATH = re.compile(r"(state|batch)((?:\[[^\]]*\]|\.\w+)*)")
 _MOST = 12
 # A scan's own slicing says nothing about the contents.

@@ -11,7 +11,7 @@ from orchestrator.proving.hlo.collectives import DeviceMesh
 from orchestrator.proving.hlo.dataflow import Dataflow
 from orchestrator.proving.hlo.origins import Kind, Lines, Origins, only_moves
 from orchestrator.proving.hlo.program import Computation, HloProgram, Instruction
-from orchestrator.values.plan import Plan
+from orchestrator.values.program import AnyPlan
 from orchestrator.values.proof import OTHER_LINE
 
 _CONTAINERS = frozenset({"while", "call", "conditional"})
@@ -32,7 +32,7 @@ class Operation:
     once: bool = False
 
 
-def program_mesh(plan: Plan, places: Iterable[int], *, whole: bool) -> DeviceMesh:
+def program_mesh(plan: AnyPlan, places: Iterable[int], *, whole: bool) -> DeviceMesh:
     """The mesh of one program: of a slice of TPUs, or of all devices of others. `places` has the
     place of each of the program's partitions in the plan's mesh; none where they are in order.
     """
@@ -43,7 +43,7 @@ def program_mesh(plan: Plan, places: Iterable[int], *, whole: bool) -> DeviceMes
     return DeviceMesh(axes, None if found == tuple(range(len(found))) else found, between)
 
 
-def planned_exchanges(plan: Plan) -> dict[tuple[tuple[str, ...], str], str]:
+def planned_exchanges(plan: AnyPlan) -> dict[tuple[tuple[str, ...], str], str]:
     """The ledger's line for the axes and the kind of a collective, if only one line has them."""
     alike = defaultdict[tuple[tuple[str, ...], str], set[str]](set)
     for line in plan.forecast.time if plan.ledger_describes_trainer else ():
@@ -54,7 +54,7 @@ def planned_exchanges(plan: Plan) -> dict[tuple[tuple[str, ...], str], str]:
 
 
 def operations_of(
-    program: HloProgram, plan: Plan, places: Iterable[int], *, whole: bool
+    program: HloProgram, plan: AnyPlan, places: Iterable[int], *, whole: bool
 ) -> dict[str, Operation]:
     """Return every operation that a device runs by itself, by its name."""
     mesh, planned = program_mesh(plan, places, whole=whole), planned_exchanges(plan)
