@@ -97,9 +97,8 @@ def test_rate_and_concurrency_exclude_each_other() -> None:
         load_serving(QWEN, ["serve.requests_per_s=2", "serve.concurrency=3"])
 
 
-@pytest.mark.parametrize("command", ["submit", "prove"])
-def test_commands_of_training_refuse_a_serving_spec(command: str, orch: RunOrch) -> None:
-    done = orch(command, str(QWEN))
+def test_commands_of_training_refuse_a_serving_spec(orch: RunOrch) -> None:
+    done = orch("submit", str(QWEN))
     assert done.returncode == 2
     assert "makes it a serving spec, must be a spec of training" in " ".join(done.stderr.split())
     assert "orch plan" in done.stderr

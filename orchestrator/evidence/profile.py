@@ -29,6 +29,7 @@ from orchestrator.values.profile import (
     ProfileNote,
     TraceSeconds,
 )
+from orchestrator.values.program import AnyPlan
 from orchestrator.values.proof import OTHER_LINE, Proof, ScheduledLedgerLine
 from orchestrator.values.run import Run
 
@@ -69,7 +70,7 @@ _SLOWER, _NOTABLE = 1.25, 0.02  # a rank's line than the others', and its share 
 _FEW_NAMED, _JUMPED = 0.9, 1.5
 
 
-def named_seconds(plan: Plan) -> dict[str, float]:
+def named_seconds(plan: AnyPlan) -> dict[str, float]:
     """Return the ledger's seconds by the kinds of lines that the trainer names."""
     ledger: dict[str, float] = defaultdict(float)
     for line in plan.forecast.time if plan.ledger_describes_trainer else ():

@@ -20,6 +20,7 @@ from orchestrator.reading import schema as schemas
 from orchestrator.reading.checks import SCHEDULE, SECTIONS
 from orchestrator.reading.expectations import is_legal, must
 from orchestrator.reading.load import files_named, is_serving, load
+from orchestrator.reading.load_serving import load_serving
 from orchestrator.reading.nodes import NO_NAMES, NULLS, ambiguous
 from orchestrator.reading.problems import SpecText
 from orchestrator.storage.addresses import is_address
@@ -112,8 +113,7 @@ def _written(key: str, value: Any) -> Any:
 def examples() -> dict[str, str]:
     """Return the examples by name, each with the first sentence of its opening comment."""
     summaries = {}
-    paths = resource("examples").glob("*.yaml")
-    for path in sorted(path for path in paths if not is_serving(path)):
+    for path in sorted(resource("examples").glob("*.yaml")):
         lines = path.read_text(encoding="utf-8").splitlines()[1:]
         opening = " ".join(line.strip("# ") for line in takewhile(lambda line: line != "#", lines))
         summaries[path.stem] = opening.removesuffix(".")
@@ -144,7 +144,8 @@ def create(
     try:
         _write_schema(path.parent)
         with path.open("x", encoding="utf-8") as output:
-            output.write(f"# yaml-language-server: $schema={_SCHEMA}\n{text.rstrip()}\n")
+            schema = _SERVING_SCHEMA if is_serving(source) else _SCHEMA
+            output.write(f"# yaml-language-server: $schema={schema}\n{text.rstrip()}\n")
     except FileExistsError:
         raise OrchError(f"{path}: exists already; name another file") from None
     except OSError as error:
@@ -154,12 +155,13 @@ def create(
 
 def _changed(source: Path, path: Path, base: Path, overrides: Sequence[str]) -> str:
     """Return the text of a spec, whose files are named as seen from `base`, for its new place."""
-    spec, text = load(source, overrides, base), "\n".join(nodes.read(source).lines)
+    read: Any = load_serving if is_serving(source) else load
+    spec, text = read(source, overrides, base), "\n".join(nodes.read(source).lines)
     for override in overrides:
         key, _, value = override.partition("=")
         text = _edited(text, key.split("."), value)
     written = SpecText(str(path), tuple(text.splitlines()))
-    if load(written, (), base) != replace(spec, overrides=()):
+    if read(written, (), base) != replace(spec, overrides=()):
         text = spec_text(spec)  # without comments, rather than another spec
     for keys, file in files_named(nodes.parse(written)[0]):
         if base != path.parent and not is_address(file) and not Path(file).is_absolute():

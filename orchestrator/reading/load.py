@@ -46,7 +46,7 @@ def load(path: Path | SpecText, overrides: Sequence[str] = (), folder: Path | No
             raise SpecProblems([study.key_place.problem("is-a-study", "study", message, hint)])
         if serve := root.entries.get("serve"):
             message = "makes it a serving spec, must be a spec of training"
-            hint = "orch plan and orch explain take serving specs"
+            hint = "orch plan, orch explain and orch prove take serving specs"
             raise SpecProblems([serve.key_place.problem("is-serving", "serve", message, hint)])
         if vary := root.entries.get("vary"):
             message = "belongs to a study, must be below study"

@@ -13,22 +13,27 @@ from orchestrator.reading import schema as schemas
 from orchestrator.reading.checks import check_model
 from orchestrator.reading.instance import SpecInstance
 from orchestrator.reading.load import apply, chip_and_model, model_values
-from orchestrator.reading.problems import Problem, SpecProblems
+from orchestrator.reading.problems import Problem, SpecProblems, SpecText
 from orchestrator.values.model import Model
 from orchestrator.values.serving import ANY_ENGINE, ServingSpec
 
 _MODEL, _LENGTHS, _WISHES = "serve.model", ("prompt", "output"), ("ttft", "tpot")
 
 
-def load_serving(path: Path, overrides: Sequence[str] = ()) -> ServingSpec:
-    """Return the serving spec of a file with `--set` overrides; `SpecProblems` has all that is
-    wrong. The files that it names are found from its folder.
+def load_serving(
+    source: Path | SpecText, overrides: Sequence[str] = (), base: Path | None = None
+) -> ServingSpec:
+    """Return the serving spec of a file or text with `--set` overrides; `SpecProblems` has all that
+    is wrong. The files that it names are found from `base`, by default its folder.
     """
-    root, problems = nodes.parse(nodes.read(path))
+    text = nodes.read(source) if isinstance(source, Path) else source
+    root, problems = nodes.parse(text)
     problems += apply(root, overrides)
     file = SpecInstance(root, schemas.serving_schema())
     check_model(file, _MODEL)
-    chip, definition, model, elsewhere = chip_and_model(file, path.parent, _MODEL)
+    chip, definition, model, elsewhere = chip_and_model(
+        file, base or Path(text.name).parent, _MODEL
+    )
     if everything := [*problems, *file.problems, *elsewhere]:
         raise SpecProblems(everything)
     assert chip is not None

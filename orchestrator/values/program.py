@@ -51,6 +51,7 @@ class ServedProgram(Value):
     trainer: str = "trainers.llama.serving:lowered"
     ledger_describes_trainer: bool = True
     stage: None = None
+    pipeline: None = None
 
     @property
     def digest(self) -> str:

@@ -14,11 +14,10 @@ from orchestrator.run.serving import plan_serving
 from orchestrator.serving.programs import served_programs
 from orchestrator.values import codec
 from orchestrator.values.program import ServedProgram
-from tests.bench.proof_table import CompiledPlan, compiled_plan, group
+from tests.bench.proof_table import PAGE, CompiledPlan, compiled_plan, group, page
 from tests.conftest import ROOT
 
 RECORD = Path(__file__).with_name("compiled_serving.json")
-MEMORY_SHARE = 0.05
 # model, chip, topology, types of weights and cache, tokens of prompt and answer, requests in work
 ROWS = (
     "llama3-70b v5e 4x4 int8 int8 8192 512 32",
@@ -106,6 +105,7 @@ def main() -> None:
                 compile_row(row)
             except OrchError as error:
                 print(f"{row}: {error}", file=sys.stderr, flush=True)
+    PAGE.write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -189,6 +189,8 @@ HEAD = ("plan", "compiled", "peak GiB", "forecast", "ratio", "FLOPs", "payload",
 
 def page() -> str:
     """docs/proof-bench.md."""
+    from tests.bench import proof_serving as serving  # noqa: PLC0415  it records as this file does
+
     rows = results()
     versions = sorted({", ".join(map(" ".join, r.compiled.versions.items())) for r in rows})
     lines = [
@@ -216,6 +218,13 @@ def page() -> str:
         f"| {' | '.join(HEAD)} |",
         "|" + "---|" * len(HEAD),
         *(f"| {' | '.join(cells(row))} |" for row in rows),
+        "",
+        "## Serving",
+        "",
+        "Prefill and decoding of [serving specs](serving.md#proof), with tokens of a prompt and of",
+        "an answer and requests in work. Written by `python -m tests.bench.proof_serving`.",
+        "",
+        *serving.table(),
     ]
     return "\n".join(lines) + "\n"
 

@@ -12,6 +12,7 @@ from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Dimension, Norm, Weight
 from orchestrator.network.mesh_axes import PADDED, padded, ways
 from orchestrator.values.plan import Plan
+from orchestrator.values.program import AnyPlan
 from trainers.llama.collectives import mesh_axes
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
@@ -38,7 +39,7 @@ class Parameter:
         return self.deviation is not None
 
 
-def leaves(plan: Plan) -> dict[str, Any]:
+def leaves(plan: AnyPlan) -> dict[str, Any]:
     """Return all parameters as stored on a plan's mesh; layers of a stack are stacked, for a scan.
     Those of a pipeline are [chunks, places of a chunk on all stages]: flat, they are in order.
     """
@@ -82,7 +83,7 @@ def matrices(plan: Plan) -> Parameters:
     return jax.tree.map(lambda leaf: leaf.is_matrix, leaves(plan))
 
 
-def start(plan: Plan, dtype: jnp.dtype, seed: jax.Array) -> Parameters:
+def start(plan: AnyPlan, dtype: jnp.dtype, seed: jax.Array) -> Parameters:
     """Return the parameters before the first step: the same values on every mesh."""
     tree = leaves(plan)
     keys = iter(jax.random.split(jax.random.key(seed), len(jax.tree.leaves(tree))))

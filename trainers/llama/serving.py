@@ -69,7 +69,7 @@ def stored_weights(program: ServedProgram, trained: Parameters) -> Parameters:
     """Return a trainer's parameters as they are served: matrices of layers in their type, experts
     by chips of a copy: [layers, chips, experts of a chip, ...].
     """
-    leaves = parameters.leaves(program.model, program.mesh)
+    leaves = parameters.leaves(program)
     compute = DTYPES[program.precision.compute]
     copy = program.mesh["expert"] * program.mesh["tensor"]
 
@@ -114,7 +114,7 @@ def _narrow(x: jax.Array, kind: str) -> jax.Array:
 
 
 def _weight_specs(program: ServedProgram, tree: Parameters) -> Parameters:
-    leaves = parameters.leaves(program.model, program.mesh)
+    leaves = parameters.leaves(program)
 
     def spec(leaf: Any) -> P:
         if EXPERTS in leaf.axes:
@@ -200,9 +200,7 @@ def served(program: ServedProgram, mesh: Mesh | AbstractMesh) -> tuple[Any, Any,
     platform = "cpu" if isinstance(mesh, AbstractMesh) else mesh.devices.flat[0].platform
     grouped = grouped_on_tpu if platform == "tpu" else jax.lax.ragged_dot
     runtime = _Served(cast(Plan, program), {}, grouped, on_gpu=platform == "gpu")
-    start = partial(
-        parameters.start, program.model, program.mesh, DTYPES[program.precision.compute]
-    )
+    start = partial(parameters.start, program, DTYPES[program.precision.compute])
     weights = jax.eval_shape(lambda: stored_weights(program, start(jnp.int32(0))))
     shapes = {"cache": jax.eval_shape(lambda: empty_cache(program)), "parameters": weights}
     specs = {
