@@ -91,8 +91,8 @@ _MODULES = {
     "run.exports": "export export_maxtext export_weights import_maxtext pack schema",
     "run.own_runs": "own_run_row score_own",
     "run.profile": "profile",
-    "run.proofs": "compare explain is_gpu prove prove_diff prove_less_recompute prove_search prove_serving"
-    " prove_stages report score score_gpus write_choice",
+    "run.proofs": "compare explain is_gpu prove prove_diff prove_less_recompute prove_search"
+    " prove_serving prove_stages report score score_gpus write_choice",
     "run.records": "sync ui",
     "run.runs": "cancel follow follow_logs logs remove runs status studies",
     "run.serving": "explain_serving load_serving plan_serving score_serving"

@@ -370,7 +370,7 @@ _IN_TICKS = frozenset(
 )  # fmt: skip
 
 
-def ticks_share(plan: Plan, kind: LineKind) -> float:
+def ticks_share(plan: AnyPlan, kind: LineKind) -> float:
     """How often a program does what its ledger has once: more often where a pipeline has ticks in
     which not all stages have work.
     """
