@@ -2,6 +2,7 @@
 
 import json
 import math
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from orchestrator import journal
 from orchestrator.errors import SpecError
 from orchestrator.journal import liveness
+from orchestrator.journal.heartbeat import ClaimWatch, HeartbeatWriter
 from orchestrator.journal.run_journal import noted_tracking
 from orchestrator.journal.steps import StepLog
 from orchestrator.tracking.destinations import NotRecorded, destination, is_behind, read_sync_state
@@ -20,6 +22,7 @@ from orchestrator.tracking.mlflow.store import Store, is_server
 from orchestrator.tracking.recorder import Recorder, _only_one
 from orchestrator.values.spec import TrackingOptions
 from tests import records
+from tests.clusters import eventually
 from tests.journals import reason, step, tiny_plan, tiny_spec
 from tests.records import (
     destination_in,
@@ -46,8 +49,8 @@ def test_each_step_is_recorded_once(storage: Path) -> None:
     run = finished_run(storage)
     [tried] = record_once(run)
     assert tried.problem is None
-    assert [at for at, _ in points(storage, metrics._LOSS)] == list(range(20))
-    assert points(storage, metrics._LOSS)[7] == (7, 9.0 / 8)
+    assert [at for at, _ in points(storage, metrics.LOSS)] == list(range(20))
+    assert points(storage, metrics.LOSS)[7] == (7, 9.0 / 8)
     warm = [index for index in range(20) if index != 0]
     assert [at for at, _ in points(storage, metrics._MFU)] == warm
     assert [at for at, _ in points(storage, metrics._MFU_ROOFLINE)] == list(range(20))
@@ -75,7 +78,7 @@ def test_recording_as_it_goes_is_replaying(storage: Path) -> None:
         for index in range(8):
             log.append(step(index, restored=None if index else 0))
             assert recorder.record(writer.journal).problem is None
-            assert len(points(storage, metrics._LOSS)) == index + 1
+            assert len(points(storage, metrics.LOSS)) == index + 1
     assert rows(storage, "SELECT status FROM runs") == [("RUNNING",)]
     writer.end_attempt("finished")
     writer.end_run("succeeded")
@@ -111,7 +114,7 @@ def test_a_database_that_was_lost_is_filled_again(storage: Path, empty_database:
     assert second.problem is None
     assert second.run_id != first.run_id
     assert tracked_id(run) == second.run_id
-    assert len(points(storage, metrics._LOSS)) == 20
+    assert len(points(storage, metrics.LOSS)) == 20
 
 
 def test_the_spec_is_there_flat(storage: Path) -> None:
@@ -413,3 +416,55 @@ def test_an_address_that_cannot_be_used_is_refused(written: str, expected: str) 
     with pytest.raises(SpecError, match=expected) as met:
         destination(TrackingOptions(), Path("/s"), {"MLFLOW_TRACKING_URI": written})
     assert "secret" not in str(met.value)
+
+
+def test_checkpoints_are_models_of_the_run(storage: Path) -> None:
+    """Each once, however often the run is recorded, with step, checksum, folder and loss."""
+    writer = start_tracked_run(storage, steps=20)
+    train_steps(writer, range(10))
+    writer.record_checkpoint(5, "ab" * 32)
+    record_once(writer.journal)
+    writer.record_checkpoint(10, "cd" * 32)
+    for _ in range(2):
+        [tried] = record_once(writer.journal)
+        assert tried.problem is None
+    assert rows(storage, "SELECT name, status FROM logged_models ORDER BY 1") == [
+        ("step-10", 2), ("step-5", 2),
+    ]  # fmt: skip
+    query = "SELECT param_value FROM logged_model_params WHERE param_key = ? ORDER BY 1"
+    assert rows(storage, query, "sha256") == [("ab" * 32,), ("cd" * 32,)]
+    losses = "SELECT metric_step, metric_value FROM logged_model_metrics ORDER BY 1"
+    assert rows(storage, losses) == [(4, 9.0 / 5), (9, 9.0 / 10)]
+    assert duplicate_points(storage) == []
+
+
+def test_an_experiment_opens_on_measured_and_predicted_mfu(storage: Path) -> None:
+    """In the line that is always shown; a rehearsal is not compared with chips."""
+    record_once(finished_run(storage, "real"))
+    query = "SELECT value FROM experiment_tags WHERE key = 'mlflow.note.content'"
+    [(text,)] = rows(storage, query)
+    assert str(text).startswith("**MFU 40.0 %** (expected 3.4 %, roofline 9.2 %) of the newest")
+    record_once(finished_run(storage, "small", rehearsal=True))
+    [(text,)] = rows(storage, query)
+    assert str(text).startswith("**MFU 40.0 %** (expected -, roofline -)")
+    assert "/runs/" in str(text)
+    Store(destination_in(storage)).set_experiment_tag("mlflow.note.content", "our own words")
+    record_once(finished_run(storage, "later"))
+    assert rows(storage, query) == [("our own words",)]
+
+
+def test_what_hosts_are_busy_with_is_sent_while_they_run(storage: Path) -> None:
+    """Of each host once, under the names of MLflow's own system metrics."""
+    writer = start_tracked_run(storage)
+    number = train_steps(writer, range(3))
+    watch = ClaimWatch(writer.journal.path, writer.number, number)
+    with HeartbeatWriter(
+        writer.journal.path, number, 0, "slice-0", 0.05, watch, give_up=lambda: None
+    ):
+        beats = writer.journal.paths.heartbeat(number, 0)
+        eventually(lambda: b"cpu" in beats.read_bytes(), 20)
+        record_once(writer.journal)
+    names = {str(name) for (name,) in rows(storage, "SELECT DISTINCT key FROM metrics")}
+    host = socket.gethostname()
+    assert f"system/{host}/cpu_utilization_percentage" in names
+    assert f"system/{host}/system_memory_usage_megabytes" in names

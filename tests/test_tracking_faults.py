@@ -28,7 +28,7 @@ from tests.trouble import Server, Trouble, served
 
 __all__ = ["empty_database", "storage"]
 
-ALL_STEPS = (metrics._LOSS, metrics._STEP_TIME, metrics._MFU_ROOFLINE)
+ALL_STEPS = (metrics.LOSS, metrics._STEP_TIME, metrics._MFU_ROOFLINE)
 
 
 def check_whole(storage: Path, key: str, steps: int) -> None:
@@ -105,7 +105,7 @@ def test_a_server_comes_and_goes_while_a_run_goes_on(storage: Path) -> None:
         server.trouble = "none"
         record_whole(writer.journal)
         check_whole(storage, "it", 60)
-        assert len(points(storage, metrics._LOSS)) == 60
+        assert len(points(storage, metrics.LOSS)) == 60
 
 
 def trouble(server: Server, index: int) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Self
 
 import msgspec
+import psutil
 
 from orchestrator.errors import JournalUnreadable, JournalUnwritable, ProgramFailed, Superseded
 from orchestrator.journal import boundary, events, files, liveness
@@ -83,8 +84,32 @@ class ClaimWatch:
 
 
 _MAX_ERROR_BYTES = 16_384
+_USAGE_EVERY_S = 10.0
 # Processes need this long to start, compile and restore, however short the hang limit is.
 _STARTUP_LIMIT_S = 600.0
+
+
+class HostUsage(Value):
+    """What a host was busy with: shares of its cores and memory, bytes since its start."""
+
+    at_s: float
+    cpu: float
+    memory: float
+    memory_bytes: float
+    received_bytes: float
+    sent_bytes: float
+
+
+def _host_usage() -> HostUsage:
+    memory, network = psutil.virtual_memory(), psutil.net_io_counters()
+    return HostUsage(
+        at_s=time.time(),
+        cpu=psutil.cpu_percent() / 100,  # since the last call
+        memory=memory.percent / 100,
+        memory_bytes=float(memory.used),
+        received_bytes=float(network.bytes_recv),
+        sent_bytes=float(network.bytes_sent),
+    )
 
 
 class Heartbeat(Value):
@@ -96,6 +121,7 @@ class Heartbeat(Value):
     saved: SavedCheckpoint | None = None  # the newest that it knows to be whole
     slowdowns: tuple[Slowdown, ...] = ()  # the newest, of the rank that watches the steps
     host_check: HostCheck | None = None
+    usage: HostUsage | None = None  # every few seconds
     ended: bool = False  # it sends no other
     error: str | None = None  # what ended it
     error_repeats: bool = False  # every attempt would end so
@@ -145,6 +171,8 @@ class HeartbeatWriter:
         self._path, self._watch = files.RunPaths(run).heartbeat(attempt, rank), watch
         self._interval_s, self._give_up, self._ended = interval_s, give_up, threading.Event()
         self._lock, self._written = threading.Lock(), threading.Event()
+        self._usage: HostUsage | None = None
+        psutil.cpu_percent()  # what the next call counts from
         self._heartbeat = Heartbeat(
             rank=rank, slice_name=slice_name, process=liveness.this_process(), at_s=time.time()
         )
@@ -202,6 +230,8 @@ class HeartbeatWriter:
         while not self._ended.wait(self._interval_s):
             if self._gave_up():
                 return
+            if self._usage is None or time.time() - self._usage.at_s >= _USAGE_EVERY_S:
+                self._usage = _host_usage()
             self._write()
         while not self._written.wait(self._interval_s):
             self._write()
@@ -218,7 +248,7 @@ class HeartbeatWriter:
 
     def _write(self) -> None:
         with self._lock:
-            heartbeat = replace(self._heartbeat, at_s=time.time())
+            heartbeat = replace(self._heartbeat, at_s=time.time(), usage=self._usage)
             try:
                 files.replace(self._path, msgspec.json.encode(heartbeat))
             except JournalUnwritable:

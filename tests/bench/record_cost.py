@@ -84,7 +84,7 @@ def record_many_steps(storage: Path, steps: int) -> tuple[float, float, int]:
     assert synced.problem is None, synced.problem
     run_id = synced.run_id
     query = "SELECT COUNT(*) FROM metrics WHERE run_uuid = ? AND key = ?"
-    assert rows(storage, query, run_id, metrics._LOSS) == [(steps,)]
+    assert rows(storage, query, run_id, metrics.LOSS) == [(steps,)]
     began_s = time.perf_counter()
     page, _ = page_of(writer.journal, None)
     return took_s, time.perf_counter() - began_s, len(page.encode())

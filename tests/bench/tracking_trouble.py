@@ -129,7 +129,7 @@ def train_in_turns(
 
 def check(storage: Path, steps: int) -> None:
     """Each step is recorded, and once."""
-    for name in (metrics._LOSS, metrics._STEP_TIME):
+    for name in (metrics.LOSS, metrics._STEP_TIME):
         query = "SELECT step FROM metrics WHERE key = ? ORDER BY step"
         assert [at for [at] in rows(storage, query, name)] == list(range(steps)), name
     assert duplicate_points(storage) == []

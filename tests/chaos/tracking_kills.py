@@ -58,7 +58,7 @@ def faults(folder: Path, at: str) -> list[str]:
     """What is wrong in MLflow after the last recorder."""
     found = [
         f"{at}: {name} is {points(folder, name)}"
-        for name in (metrics._LOSS, metrics._STEP_TIME, metrics._MFU_ROOFLINE)
+        for name in (metrics.LOSS, metrics._STEP_TIME, metrics._MFU_ROOFLINE)
         if [step for step, _ in points(folder, name)] != list(range(STEPS))
     ]
     if twice := duplicate_points(folder):

@@ -6,30 +6,43 @@ says how much it has: syncs may be repeated and interrupted.
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from orchestrator import journal as journals
 from orchestrator.errors import JournalUnreadable
 from orchestrator.evidence.report import make_report
 from orchestrator.evidence.studies import report_of_study
-from orchestrator.formatting import GIB
+from orchestrator.formatting import GIB, counted, percent
 from orchestrator.journal import boundary, files
 from orchestrator.journal.files import UNCOMMITTED
+from orchestrator.journal.heartbeat import read_heartbeats
 from orchestrator.journal.listing import StudyJournal, trial_of
 from orchestrator.journal.run_journal import Journal, list_logs, noted_tracking
 from orchestrator.journal.run_state import first_line, last_attempt_text
-from orchestrator.journal.steps import StepReader
+from orchestrator.journal.steps import StepReader, read_table
 from orchestrator.network.rematerialization import text_of
+from orchestrator.storage.addresses import address
 from orchestrator.tracking.destinations import RunNotRecorded
 from orchestrator.tracking.mlflow import metrics
+from orchestrator.tracking.mlflow.descriptions import describe, study_table
 from orchestrator.tracking.mlflow.metrics import NOT_IN_A_NAME, MetricPoint, of_plan, of_proof
-from orchestrator.tracking.mlflow.store import MOST_PARAMS, MOST_POINTS, Status, Store, StoredRun
+from orchestrator.tracking.mlflow.store import (
+    MOST_PARAMS,
+    MOST_POINTS,
+    NOTE,
+    Status,
+    Store,
+    StoredRun,
+)
 from orchestrator.values import codec
 from orchestrator.values import study as studies
 from orchestrator.values.codec import Value
@@ -43,7 +56,9 @@ RUN_ID, STEPS_RECORDED = "orch.id", "orch.steps_recorded"
 # What the filters of the views read: the charts of chips and of rehearsals are apart.
 REHEARSAL = "orch.rehearsal"
 DESCRIBED, ARTIFACTS = "orch.described", "orch.artifacts"
-NOTE, _PARENT, _COMMIT = "mlflow.note.content", "mlflow.parentRunId", "mlflow.source.git.commit"
+_PARENT, _COMMIT = "mlflow.parentRunId", "mlflow.source.git.commit"
+_CHECKPOINTS = "orch.checkpoints"  # the attempts, each with the steps of its newest save
+_USAGE_EVERY_S = 10.0
 _LONGEST_TAG = 8_000
 _MOST_RANKS = 8
 REPORT = "report.html"
@@ -134,6 +149,12 @@ def _fitting(text: str) -> str:
 def _note(run: Run, plan: Plan | None, proof: Proof | None) -> str:
     """Return the run in a few lines, as MLflow shows them on its page."""
     lines = [f"**{run.run}** {run.state}: {run.steps_done:,} of {run.steps:,} steps."]
+    has_forecast = plan and (not run.rehearsal or plan.chip_profile)
+    if plan and has_forecast and run.recent and run.recent.mfu is not None:
+        known = plan.forecast.mfu
+        expected = "" if known.expected is None else f"expected {percent(known.expected)}, "
+        measured, most = percent(run.recent.mfu), percent(known.lower)
+        lines[0] += f" **MFU {measured}** measured, {expected}roofline {most}."
     if run.rehearsal:
         lines.append("A rehearsal: a small copy, on this machine's CPU devices.")
     if run.state not in LIVE and (why := run.detail or last_attempt_text(run.attempts)):
@@ -158,7 +179,8 @@ def _note(run: Run, plan: Plan | None, proof: Proof | None) -> str:
     if run.tracking and run.state not in LIVE:
         query = f"path={REPORT}&run_uuid={run.tracking.run_id}"
         lines.append(f"Report: [{REPORT}](get-artifact?{query}), among the artifacts.")
-    lines.append(f"Journal: `{run.journal}`, shown by `orch status {run.run}`")
+    shown = " or ".join(f"`orch {name} {run.run}`" for name in ("status", "report", "top"))
+    lines.append(f"Journal: `{run.journal}`, shown by {shown}")
     return "\n\n".join(lines)
 
 
@@ -311,6 +333,10 @@ def _parent_of(journal: Journal, run: Run, store: Store) -> str | None:
             if trial.number == best and trial.settings:
                 settings = trial.settings.items()
                 tags["orch.best"] = ", ".join(f"{key} {text}" for key, text in settings)
+        if table := study_table(report):
+            about, blank, journal_line = parent.tags.get(NOTE, "").rpartition("Journal: ")
+            before = about.partition("\n\n| ")[0].rstrip()
+            tags[NOTE] = f"{before}\n\n{table}\n\n{blank}{journal_line}"
         store.log(parent.id, points, tags=tags)
     return parent.id
 
@@ -355,7 +381,7 @@ class RunExport:
     def _forget(self) -> None:
         self._stored: StoredRun | None = None
         self._readers: dict[int, StepReader] = {}
-        self._steps, self._status = 0, ""
+        self._steps, self._status, self._usage_at_s = 0, "", -inf
         self._tags: dict[str, str] = {}
 
     def catch_up(self, run: Run, on_steps: Callable[[int], None]) -> None:
@@ -370,9 +396,12 @@ class RunExport:
                 self._send(self._stored, points, {STEPS_RECORDED: str(steps)})
                 self._steps = steps
                 on_steps(steps)
+            self._send_usage(self._stored, run)
+            self._send_checkpoints(self._stored, run)
             if run.state not in LIVE and run.steps_done:
                 ending = metrics.of_ending(make_report(self._journal), _last_seen_at_s(run))
                 self._send(self._stored, ending, {})
+                describe(self._store, REHEARSAL)
             status = _STATUS.get(run.state, "RUNNING")
             if self._status != status:
                 ended_at_s = None if status == "RUNNING" else _last_seen_at_s(run)
@@ -400,10 +429,13 @@ class RunExport:
         tagged = [found for found in self._store.tagged(tag, run.id) if not found.deleted]
         stored = noted or (tagged[0] if tagged else None)
         if stored is None:
-            name = run.run
+            kind = ", rehearsal" if run.rehearsal else ""
+            plan = _plan_of(self._journal, run.plan_digest)
+            chips = f" of {plan.topology} {plan.chip}" if plan else ""
+            name = f"{run.run}: {counted(run.pods, 'pod')}{chips}{kind}"
             if found := trial_of(self._journal, run.study):
                 study, trial = found
-                name = f"{studies.settings_text(trial.settings, study.vary)}: {name}"
+                name = f"{studies.settings_text(trial.settings, study.vary)}: {run.run}{kind}"
             stored = self._store.create(name, run.submitted_at_s, {tag: run.id})
         tracking = self._store.tracked(stored.id)
         winner = journals.track(self._journal, tracking, instead=noted is None)
@@ -451,6 +483,40 @@ class RunExport:
                     done = timed.step.index + 1
         if batch:
             yield batch, done
+
+    def _send_checkpoints(self, stored: StoredRun, run: Run) -> None:
+        """Send each checkpoint that was saved as a model of the run."""
+        newest = [f"{each.number}:{each.saved_steps}" for each in run.attempts if each.saved_steps]
+        tags = {_CHECKPOINTS: " ".join(newest)}
+        if not newest or self._tags.get(_CHECKPOINTS) == tags[_CHECKPOINTS]:
+            return
+        known = self._store.checkpoints(stored.id)
+        if known is None:  # an older server
+            return
+        losses: dict[int, MetricPoint] = {}
+        saves = [saved for saved in self._journal.state().saves if saved.folder not in known]
+        for attempt in run.attempts if saves else ():
+            table, _ = read_table(self._journal.path, attempt)
+            for row in np.flatnonzero(np.isin(table.index + 1, [saved.step for saved in saves])):
+                step, at_s = int(table.index[row]), float(table.at_s[row])
+                for point in metrics.finite({metrics.LOSS: table.loss[row]}, at_s, step):
+                    losses.setdefault(step + 1, point)
+        for saved in saves:
+            folder = address(self._journal.paths.checkpoint(saved))
+            self._store.add_checkpoint(stored.id, saved, folder, losses.get(saved.step))
+        self._send(stored, [], tags)
+
+    def _send_usage(self, stored: StoredRun, run: Run) -> None:
+        """Send what each host of a live run is busy with. The journal does not keep it."""
+        if run.state not in LIVE or not run.attempts:
+            return
+        if time.monotonic() - self._usage_at_s < _USAGE_EVERY_S:
+            return
+        self._usage_at_s = time.monotonic()
+        beats = read_heartbeats(self._journal.path, run.attempts[-1].number)
+        hosts = {beat.process.host: beat for beat in reversed(beats.values())}  # its first rank
+        points = [point for beat in hosts.values() for point in metrics.of_host(beat)]
+        self._send(stored, points, {})
 
     def _send_files(self, stored: StoredRun, run: Run) -> None:
         files = artifacts(self._journal, run)

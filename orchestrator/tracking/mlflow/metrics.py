@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import get_args
 
 from orchestrator.formatting import GIB
+from orchestrator.journal.heartbeat import Heartbeat
 from orchestrator.values.codec import Value
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
@@ -18,7 +19,7 @@ from orchestrator.values.run import Step, TimedStep
 # MLflow takes no other characters in a name.
 NOT_IN_A_NAME = re.compile(r"[^\w\-. /]")
 
-_STEP_TIME, _LOSS, _MEASURED_HBM = "perf/step_time_seconds", "learning/loss", "perf/peak_hbm_gib"
+_STEP_TIME, LOSS, _MEASURED_HBM = "perf/step_time_seconds", "learning/loss", "perf/peak_hbm_gib"
 # MLflow cuts the title of a chart after some thirty letters, and both names must fit in it.
 _MFU, _MFU_ROOFLINE = "mfu/measured", "mfu/roofline"
 
@@ -38,7 +39,7 @@ _OF_STEPS: dict[str, Callable[[Step, Plan], float | None]] = {
     "perf/data_wait_seconds": lambda step, _: step.data_s,
     "perf/checkpoint_wait_seconds": lambda step, _: step.checkpoint_s,
     _MEASURED_HBM: lambda step, _: step.peak_hbm_bytes and step.peak_hbm_bytes / GIB,
-    _LOSS: lambda step, _: step.loss,
+    LOSS: lambda step, _: step.loss,
     "learning/grad_norm": lambda step, _: step.grad_norm,
     "learning/lr": lambda step, _: step.learning_rate,
 }
@@ -138,6 +139,21 @@ def of_plan(plan: Plan, at_s: float, step: int) -> list[MetricPoint]:
 
 def of_proof(proof: Proof, at_s: float) -> list[MetricPoint]:
     return finite({name: value(proof) for name, value in _OF_PROOFS.items()}, at_s, 0)
+
+
+def of_host(beat: Heartbeat) -> list[MetricPoint]:
+    """Return what a host is busy with, under the names of MLflow's own system metrics."""
+    if beat.usage is None:
+        return []
+    used, host = beat.usage, NOT_IN_A_NAME.sub("_", beat.process.host)
+    named = {
+        "cpu_utilization_percentage": 100 * used.cpu,
+        "system_memory_usage_percentage": 100 * used.memory,
+        "system_memory_usage_megabytes": used.memory_bytes / 1e6,
+        "network_receive_megabytes": used.received_bytes / 1e6,
+        "network_transmit_megabytes": used.sent_bytes / 1e6,
+    }
+    return finite({f"system/{host}/{name}": x for name, x in named.items()}, used.at_s, beat.steps)
 
 
 def of_ending(report: Report, at_s: float) -> list[MetricPoint]:

@@ -20,10 +20,10 @@ from orchestrator.plugins import require
 from orchestrator.tracking.destinations import NotRecorded
 from orchestrator.tracking.mlflow.metrics import MetricPoint
 from orchestrator.values.codec import Value
-from orchestrator.values.run import Destination, TrackedRun
+from orchestrator.values.run import Destination, SavedCheckpoint, TrackedRun
 from orchestrator.values.spec import TrackingOptions
 
-TRACKER = "mlflow"
+TRACKER, NOTE = "mlflow", "mlflow.note.content"
 _VARIABLE = "MLFLOW_TRACKING_URI"
 _DATABASE, _ARTIFACTS = "mlflow.db", "mlflow-artifacts"
 _SERVERS = ("http", "https", "databricks")
@@ -150,6 +150,8 @@ SETTINGS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 MOST_POINTS, MOST_PARAMS, _MOST_RUNS = 1_000, 100, 1_000
+_MOST_DESCRIBED = 50
+CHECKPOINT = "orch.checkpoint"  # a tag of a model: the checkpoint's folder
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 
 
@@ -158,8 +160,10 @@ class StoredRun(Value):
     experiment: str
     status: str
     deleted: bool
+    name: str
     tags: Mapping[str, str]
     params: Mapping[str, str]
+    metrics: Mapping[str, float]
 
 
 class Store:
@@ -264,6 +268,63 @@ class Store:
             else:
                 self._client.set_terminated(run_id, status, _ms(ended_at_s))
 
+    def newest(self) -> list[StoredRun]:
+        """Return the newest runs of the experiment that orch recorded, the newest first."""
+        found, by = "tags.`orch.run` LIKE '%'", ["start_time DESC"]
+        with in_plain_words(self.where):
+            runs = self._client.search_runs(
+                [self.experiment], found, max_results=_MOST_DESCRIBED, order_by=by
+            )
+            return [_stored(run) for run in runs]
+
+    def experiment_tags(self) -> dict[str, str]:
+        with in_plain_words(self.where):
+            return dict(self._client.get_experiment(self.experiment).tags)
+
+    def checkpoints(self, run_id: str) -> set[str] | None:
+        """Return the folders of the checkpoints that are models of a run; None where the server
+        knows no such models.
+        """
+        from mlflow.exceptions import MlflowException  # noqa: PLC0415
+
+        found, token = set[str](), None
+        with in_plain_words(self.where):
+            while True:
+                try:
+                    page = self._client.search_logged_models(
+                        [self.experiment], f"source_run_id = '{run_id}'", page_token=token
+                    )
+                except MlflowException as error:
+                    if error.error_code in ("ENDPOINT_NOT_FOUND", "NOT_FOUND", "NOT_IMPLEMENTED"):
+                        return None
+                    raise
+                found |= {model.tags.get(CHECKPOINT, "") for model in page}
+                if not (token := page.token):
+                    return found
+
+    def add_checkpoint(
+        self, run_id: str, saved: SavedCheckpoint, folder: str, loss: MetricPoint | None
+    ) -> None:
+        """Add a checkpoint as a model of a run, with the loss of its last step."""
+        from mlflow.entities import LoggedModelOutput, Metric  # noqa: PLC0415
+
+        with in_plain_words(self.where):
+            model = self._client.create_logged_model(
+                self.experiment,
+                name=f"step-{saved.step}",
+                source_run_id=run_id,
+                tags={CHECKPOINT: saved.folder},
+                params={"step": str(saved.step), "sha256": saved.sha256, "folder": folder},
+                model_type="checkpoint",
+            )
+            if loss:  # the same point as that of the step, linked with the model
+                at_ms, model_id = _ms(loss.at_s), model.model_id
+                metric = Metric(loss.name, loss.value, at_ms, loss.step, model_id=model_id)
+                self._client.log_batch(run_id, metrics=[metric])
+            output = LoggedModelOutput(model_id=model.model_id, step=saved.step)
+            self._client.log_outputs(run_id, models=[output])
+            self._client.finalize_logged_model(model.model_id, "READY")
+
     def set_experiment_tag(self, key: str, value: str) -> None:
         with in_plain_words(self.where):
             self._client.set_experiment_tag(self.experiment, key, value)
@@ -314,8 +375,10 @@ def _stored(run: Any) -> StoredRun:
         experiment=str(run.info.experiment_id),
         status=run.info.status,
         deleted=run.info.lifecycle_stage != "active",
+        name=run.info.run_name or run.info.run_id,
         tags=dict(run.data.tags),
         params=dict(run.data.params),
+        metrics=dict(run.data.metrics),
     )
 
 
