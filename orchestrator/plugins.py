@@ -21,7 +21,11 @@ BACKENDS = {
     "ray": "orchestrator.launch.ray.backend:RayBackend",
     "hosts": "orchestrator.launch.hosts.backend:HostsBackend",
 }
-TRACKERS = {"mlflow": "orchestrator.tracking.mlflow:MLflowTracker"}
+TRACKERS = {
+    "mlflow": "orchestrator.tracking.mlflow:MLflowTracker",
+    "lines": "orchestrator.tracking.lines:LinesTracker",
+    "wandb": "orchestrator.tracking.wandb:WandbTracker",
+}
 # A module with one of these lines is a trainer: it need not be part of a package.
 _PROGRAM = re.compile(
     r"^(def program\b|program\s*[:=]|from\s.*\bimport\b.*\bprogram\b)", re.MULTILINE

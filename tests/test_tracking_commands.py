@@ -40,7 +40,8 @@ def test_sync_records_what_is_named_or_all(orch_process: RunOrch, storage: Path)
     *_, said, following = done.stdout.splitlines()
     assert said == f"Sync: 1 run recorded in {storage}/mlflow.db (orch)."
     assert following == f"Next: orch ui --storage {storage}"
-    assert rows(storage, "SELECT name FROM runs") == [("first",)]
+    [(name,)] = rows(storage, "SELECT name FROM runs")
+    assert name == "first: 2 pods of 2x2 v5e"
     printed = json.loads(orch_process("sync", *at, "--json").stdout)
     assert [one["run"] for one in printed] == ["first", "second"]
     assert [one["recorded"]["steps"] for one in printed] == [20, 20]

@@ -35,7 +35,8 @@ def check_whole(storage: Path, key: str, steps: int) -> None:
     """One run of that name, each point once."""
     [run_id, status] = rows(
         storage,
-        "SELECT run_uuid, status FROM runs WHERE name = ? AND lifecycle_stage = 'active'",
+        "SELECT run_uuid, status FROM runs WHERE name LIKE ? || ': %'"
+        " AND lifecycle_stage = 'active'",
         key,
     )[0]
     assert status == "FINISHED"
@@ -43,7 +44,7 @@ def check_whole(storage: Path, key: str, steps: int) -> None:
         query = "SELECT step FROM metrics WHERE run_uuid = ? AND key = ? ORDER BY step"
         assert [at for [at] in rows(storage, query, run_id, name)] == list(range(steps)), name
     assert duplicate_points(storage) == []
-    active = "SELECT COUNT(*) FROM runs WHERE lifecycle_stage = 'active' AND name = ?"
+    active = "SELECT COUNT(*) FROM runs WHERE lifecycle_stage = 'active' AND name LIKE ? || ': %'"
     assert rows(storage, active, key) == [(1,)]
 
 

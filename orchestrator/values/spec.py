@@ -144,7 +144,7 @@ class TrackingOptions(codec.Value):
     """Where runs are recorded.
 
     Attributes:
-        tracker: The tracker that records runs: mlflow, or your own as package.module:class.
+        tracker: What records runs: mlflow, lines, wandb, or your own as package.module:class.
         uri: The address of an MLflow server; auto is a SQLite file with the runs.
         experiment: The MLflow experiment in which runs are recorded.
     """

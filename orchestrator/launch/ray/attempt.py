@@ -26,7 +26,7 @@ from orchestrator.journal import heartbeat
 from orchestrator.journal.heartbeat import ClaimWatch
 from orchestrator.journal.run_journal import Journal
 from orchestrator.launch.backend import AttemptEvent, AttemptSpec, DeadRank, Slice, WorkerArgs
-from orchestrator.launch.ray import private_api, slices
+from orchestrator.launch.ray import metrics, private_api, slices
 from orchestrator.launch.ray.attempt_process import SIGN_OF_LIFE_S, AttemptCommand
 from orchestrator.launch.ray.slice_queue import Lease
 from orchestrator.processes import NODE_ADDRESS
@@ -95,6 +95,7 @@ def _serve(spec: AttemptSpec, commands: _Commands, send: _Send) -> None:
     watch = ClaimWatch(journal.path, spec.claim)
     args, chosen = _wait_for_start(kind, commands, send, lease, watch)
     plan = journal.plan(args.plan_digest)
+    metrics.publish(journal)
     fences = _fence(plan, chosen)
 
     def train() -> None:

@@ -179,6 +179,11 @@ class Store:
             if not is_server(where):  # a new database logs many lines
                 for name in ("alembic", "mlflow.store.db.utils"):
                     logging.getLogger(name).setLevel(logging.WARNING)
+            if _scheme(where.uri) == "postgresql":
+                with suppress(ImportError):  # its own waiting hears of no alarm
+                    from psycopg2 import extensions, extras  # noqa: PLC0415
+
+                    extensions.set_wait_callback(extras.wait_select)
             if where.uri.startswith(_SQLITE):
                 _check_own_beside(where)
                 _create_database(Path(where.uri.removeprefix(_SQLITE)))
@@ -333,8 +338,9 @@ class Store:
 @contextmanager
 def in_plain_words(where: Destination, limit_s: float = _CALL_LIMIT_S) -> Iterator[None]:
     """Turn any error of a call to MLflow into one plain sentence, and silence its warnings."""
-    # A call to a server has a time limit, however the server spends it.
-    limit = deadline(where, limit_s, "a call") if is_server(where) else nullcontext()
+    # A call to a server, of MLflow or of a database, has a time limit, however that spends it.
+    is_file = where.uri.startswith(_SQLITE)
+    limit = nullcontext() if is_file else deadline(where, limit_s, "a call")
     try:
         with warnings.catch_warnings(), limit:
             warnings.simplefilter("ignore")
@@ -346,6 +352,7 @@ def in_plain_words(where: Destination, limit_s: float = _CALL_LIMIT_S) -> Iterat
 
 
 _REASONS = {
+    "server closed the connection": "the server broke the connection off",
     "Connection refused": "the server refuses connections",
     "Read timed out": "the server does not answer",
     "ConnectTimeoutError": "the server cannot be reached",
