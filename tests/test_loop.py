@@ -236,7 +236,7 @@ def test_options_of_accelerators_are_left_out_where_cpus_emulate_them(tmp_path: 
 
 def test_chosen_steps_are_traced(tmp_path: Path) -> None:
     """The trace of two steps lies under the run's directory, with their numbers in it."""
-    run_toy(tmp_path, profile_steps=range(5, 7))
+    run_toy(tmp_path, traced=lambda: range(5, 7))
     [trace] = (tmp_path / "profile").rglob("*.xplane.pb")
     assert b"step_num" in trace.read_bytes()
 
@@ -246,7 +246,7 @@ def test_a_stop_within_a_trace_ends_it(tmp_path: Path) -> None:
     second.
     """
     for folder in (tmp_path / "first", tmp_path / "second"):
-        run_toy(folder, profile_steps=range(1, 100), stop=stop_before(3))
+        run_toy(folder, traced=lambda: range(1, 100), stop=stop_before(3))
         assert len(list((folder / "profile").rglob("*.xplane.pb"))) == 1
 
 

@@ -233,9 +233,9 @@ def profile_command(
 @shared.JSON
 @interruptible("looking at runs")
 def top_command(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
-    """Show RUNs while they go on, as `orch report --watch` does. q ends it.
+    """Show RUNs while they go on, as `report --watch` does.
 
-    Into a pipe it is written once. --json is what `orch compare --json` prints.
+    q ends it. Into a pipe it is written once. --json is what `orch compare --json` prints.
 
     Example: orch top llama3-70b-4pod-3f9a1c07-1
     """
