@@ -352,12 +352,12 @@ def learn(runs: list[GpuRun]) -> GpuConstants:
     """Return the constants of these runs, how far unseen ones stray, and what all of them have."""
     new = _strays(runs, by_software, new=True)
     spreads = _spreads(_strays(runs, by_document, new=False), new)
-    values = [(run, run.model_flops / (run.measured_s * run.devices)) for run in runs]
-    reached: dict[str, list[float]] = {"length": [], "chips": [], "step_s": []}
-    for run, _ in values:
-        reached["length"].append(run.length)
-        reached["chips"].append(run.devices)
-        reached["step_s"].append(run.measured_s)
+    reached = {
+        "length": [run.length for run in runs],
+        "chips": [run.devices for run in runs],
+        "stages": [run.mesh["pp"] for run in runs],
+        "step_s": [run.measured_s for run in runs],
+    }
     ranges = {axis: Range(low=min(found), high=max(found)) for axis, found in reached.items()}
     return replace(fit([run for run in runs if run.learned]), spreads=spreads, ranges=ranges)
 
