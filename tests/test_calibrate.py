@@ -271,8 +271,9 @@ def test_a_plan_is_forecast_on_the_profile_that_it_names() -> None:
     assert done.exit_code == 0, done.output
     made = codec.from_json(done.stdout.encode(), Plan)
     assert (plan.chip_profile, made.chip_profile) == (None, codec.digest(stored.profile))
-    assert plan.forecast.step_s.expected is None
-    assert made.forecast.step_s.expected is not None
+    both = [each.forecast.step_s.expected for each in (plan, made)]
+    assert None not in both
+    assert both[0] != both[1]  # as published runs take it, and as this machine does
     missing = CliRunner().invoke(plan_command, [*words, "--profile", "beef"])
     assert isinstance(missing.exception, UnknownName)
 
