@@ -41,10 +41,10 @@ def pin_of(entry: str) -> Requirement:
 
 
 def direct_requirements() -> list[Requirement]:
-    """What pyproject.toml asks for: to run, to develop, and to build; not the compiler for GPUs."""
+    """What pyproject.toml asks for: to run, to develop, and to build; not what few people add."""
     project = PYPROJECT["project"]
     named = project["optional-dependencies"].items()
-    extras = [text for name, texts in named if name != "gpu" for text in texts]
+    extras = [text for name, texts in named if name not in ("gpu", "wandb") for text in texts]
     asked = project["dependencies"] + extras + PYPROJECT["build-system"]["requires"]
     return [Requirement(text) for text in asked if not text.startswith("orch[")]
 

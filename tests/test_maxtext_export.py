@@ -33,6 +33,13 @@ REFUSED = {
     "llama3_70b_3slice": {"resources.mesh.tensor"},
     "llama3_70b_4pod": {"resources.mesh.tensor"},
     "own_sources": {"experiment.data.kind"},
+    "llama3_405b_herd_8k": {"resources.chip", "resources.mesh.pipeline_dcn"},
+    "llama3_405b_herd_16k": {"resources.chip", "resources.mesh.pipeline_dcn"},
+    "llama3_405b_herd_128k": {
+        "resources.chip",
+        "resources.mesh.pipeline_dcn",
+        "resources.mesh.sequence_dcn",
+    },
     "tiny_mixture": {
         "experiment.model.d_ff",
         "experiment.model.moe.dense_layers",

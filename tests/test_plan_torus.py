@@ -40,8 +40,8 @@ def hops_of(torus: Torus, factors: np.ndarray, group: tuple[str, ...]) -> float:
 
 
 def dense(factors: Sequence[Sequence[tuple[int, ...]]]) -> np.ndarray:
-    """The factors with one part for `expert`, after data."""
-    return np.insert(np.array(factors), 1, 1, axis=2)
+    """The factors with one part for `pipeline`, before data, and one for `expert`, after it."""
+    return np.insert(np.array(factors), (0, 1), 1, axis=2)
 
 
 ONE = (1, 1, 1, 1)
@@ -80,7 +80,7 @@ def test_a_group_gets_what_its_spans_allow(
 )
 def test_an_all_to_all_gets_what_its_bisection_allows(sizes: tuple[int, ...], share: float) -> None:
     """The share of an axis both ways at which a device sends."""
-    factors = np.array([[(16 // size, size, 1, 1, 1) for size in sizes]])
+    factors = np.array([[(1, 16 // size, size, 1, 1, 1) for size in sizes]])
     found = float(find_links(slice_of("v5p", "16x16x16"), factors).exchange_rates["expert"][0])
     assert found == pytest.approx(share * V5P_AXIS)
 

@@ -114,7 +114,7 @@ def test_a_mesh_axis_between_slices_is_an_entry(copy: Path) -> None:
     entry = '    Parallelism("layer_dcn", links=("dcn",), exchanges=WEIGHT_EXCHANGES),\n'
     edit(copy, "network/mesh_axes.py", '    Parallelism("fsdp_dcn"', entry)
     edit(copy, "network/mesh_axes.py", '"fsdp_dcn", "data", ', '"layer_dcn", ')
-    edit(copy, "network/mesh_axes.py", '"fsdp_dcn"),\n', '"layer_dcn", ')
+    edit(copy, "network/mesh_axes.py", '"fsdp_dcn")\n# Logical', '"layer_dcn", ')
     mesh = "resources.mesh={layer_dcn: 2, fsdp_dcn: 2}"
     screen = planned(copy, "resources.pods=8", mesh)
     assert "pods 2, layer_dcn 2, fsdp_dcn 2 dcn" in screen
