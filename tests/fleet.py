@@ -291,6 +291,9 @@ class MemoryWriter:
 
     # --- as a journal
 
+    def trace_request(self) -> None:
+        """Nobody asks for a trace."""
+
     @property
     def journal(self) -> "MemoryWriter":
         return self

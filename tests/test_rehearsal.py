@@ -132,11 +132,13 @@ def test_a_chip_of_two_devices_is_rehearsed_on_its_smallest_slice() -> None:
         rehearse(asked, plan, devices=4)
 
 
-def test_a_chip_that_comes_in_no_slices_is_refused() -> None:
-    """GPUs in their NVLink domain are no TPU slice, and nothing pretends that they are."""
+def test_nodes_of_gpus_are_rehearsed_as_pods() -> None:
+    """Two NVLink domains of four, with the plan's mesh in each."""
     asked = spec_of(TINY, chip="h100", topology="4", pods=2, sequences=32, length=128)
-    with pytest.raises(SpecError, match="h100"):
-        rehearse(asked, make_plan(asked))
+    plan = make_plan(asked)
+    copy = rehearse(asked, plan).plan
+    assert (copy.chip, copy.pods, copy.devices) == ("h100", 2, 8)
+    assert copy.mesh == plan.mesh
 
 
 @pytest.mark.parametrize("tensor", [2, 4, 8])

@@ -449,7 +449,7 @@ def test_every_stage_is_proved(plan: Plan, tmp_path: Path, monkeypatch: pytest.M
         asked.append((spec.experiment.batch.length, one.batch.length, one.digest))
         return one.digest
 
-    monkeypatch.setattr(proofs, "prove_program", proved)
+    monkeypatch.setattr(proofs, "prove_plan", proved)
     found = proofs._prove_each_stage(staged_spec(tmp_path), plan)
     digests = [one.digest for one in plan.stages]
     assert asked == [(128, 128, digests[0]), (1024, 1024, digests[1]), (1024, 1024, digests[2])]

@@ -9,7 +9,6 @@ from orchestrator.planning.calibrated import with_own_profile
 from orchestrator.planning.diff_plans import PlanDiff, diff_plans
 from orchestrator.planning.forecast import scale
 from orchestrator.planning.offers import DeadlineOdds, Offers, chance, make_offers
-from orchestrator.planning.own_runs import with_own_runs
 from orchestrator.planning.planner import LineCut, make_plans, make_stage_plans, stage_spec
 from orchestrator.planning.planner import line_cut as find_line_cut
 from orchestrator.planning.witnesses import with_schedule
@@ -95,6 +94,7 @@ def plans(
     if profile is None:
         return made
     # Most plans need no profile, and what measures them is heavy to import.
+    from orchestrator.planning.own_runs import with_own_runs  # noqa: PLC0415
     from orchestrator.run.calibrate import find  # noqa: PLC0415
     from orchestrator.run.own_runs import find_own  # noqa: PLC0415
 

@@ -11,6 +11,7 @@ from orchestrator.catalog.published import (
     LearnedConstant,
     PublishedFigure,
     figures,
+    gpu_constants,
     questions,
 )
 from orchestrator.errors import SpecError
@@ -23,6 +24,7 @@ from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Block, Network, Sublayer, Weight
 from orchestrator.planning.expected import SOURCE
 from orchestrator.planning.flops import MFU_DEFINITION
+from orchestrator.planning.gpu_expected import SOURCE as GPU_SOURCE
 from orchestrator.planning.layout import DTYPE_BYTES, activation_type
 from orchestrator.planning.planner import make_plan
 from orchestrator.values.plan import LineKind, Plan
@@ -372,19 +374,27 @@ def explain(spec: Spec, mfu: float = book.MFU) -> formula.Explanation:
 
 def _expectation(plan: Plan) -> formula.ExpectedStep | None:
     """Return the expected step part by part; None for a chip without learned constants."""
-    efficiency = catalog.efficiency(plan.chip, plan.precision.compute)
     step_s = plan.forecast.step_s
-    if efficiency is None or step_s.expected is None or step_s.low is None or step_s.high is None:
+    if step_s.expected is None or step_s.low is None or step_s.high is None:
         return None
-    # The symbols of learned constants in the formula of each kind of line.
-    learned: dict[LineKind, dict[str, LearnedConstant]] = {
-        "matmul": {"share": efficiency.matmul},
-        "attention": {"share": efficiency.attention},
-        "row_moves": {"move": efficiency.row_move_s},
-        "exposed_gathers": {"exposed": efficiency.exposed_gathers},
-        "exposed_tensor": {"exposed": efficiency.exposed_tensor},
-        "slice_wait": {"wait": efficiency.slice_wait_s, "hop": efficiency.slice_hop_s},
-    }
+    compute, chip = plan.precision.compute, catalog.chip_of(plan)
+    # The symbols of learned constants in the formula of each kind of line. Those of GPUs are
+    # learned together: all runs are behind each.
+    learned: dict[LineKind, dict[str, LearnedConstant]] = {}
+    if on_gpus := gpu_constants().efficiency(chip, compute, mixture=plan.model.moe is not None):
+        spread, rows, source = on_gpus.spread, (), GPU_SOURCE
+    elif efficiency := catalog.efficiency(plan.chip, compute):
+        spread, rows, source = efficiency.spread.value, efficiency.spread.rows, SOURCE
+        learned = {
+            "matmul": {"share": efficiency.matmul},
+            "attention": {"share": efficiency.attention},
+            "row_moves": {"move": efficiency.row_move_s},
+            "exposed_gathers": {"exposed": efficiency.exposed_gathers},
+            "exposed_tensor": {"exposed": efficiency.exposed_tensor},
+            "slice_wait": {"wait": efficiency.slice_wait_s, "hop": efficiency.slice_hop_s},
+        }
+    else:
+        return None
     parts = []
     for line in plan.forecast.expected_time:
         computed = formula.ComputedValue(formula=line.formula, inputs=line.inputs, value=line.value)
@@ -398,7 +408,7 @@ def _expectation(plan: Plan) -> formula.ExpectedStep | None:
         expected_s=step_s.expected,
         low_s=step_s.low,
         high_s=step_s.high,
-        spread=efficiency.spread.value,
-        rows=efficiency.spread.rows,
-        source=SOURCE,
+        spread=spread,
+        rows=rows,
+        source=source,
     )
