@@ -71,6 +71,7 @@ def test_held_out_documents_reach_the_goals(scores: dict[str, Score]) -> None:
     assert summary.median_abs_error < summary.baseline_median_abs_error / 2
 
 
+@pytest.mark.slow
 def test_mixtures_and_narrow_types_reach_the_goals(scores: dict[str, Score]) -> None:
     """With their document left out: what was refuted on runs that nothing had seen."""
     left_out = scores[score_table.DOCUMENTS]

@@ -42,6 +42,7 @@ def test_the_catalog_has_what_the_runs_teach() -> None:
             assert known.constants[engine][chip] == pytest.approx(values, rel=2e-3)
 
 
+@pytest.mark.slow  # learns without each document
 def test_the_table_of_the_docs_is_the_computed_one(without_document: ServingScore) -> None:
     rows = bench.rows_of({"a document": without_document})
     text = bench.DOCUMENT.read_text()
