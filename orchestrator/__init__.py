@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from orchestrator.run.serving import explain_serving as explain_serving
     from orchestrator.run.serving import load_serving as load_serving
     from orchestrator.run.serving import plan_serving as plan_serving
+    from orchestrator.run.serving import plan_serving_of as plan_serving_of
     from orchestrator.run.serving import score_serving as score_serving
     from orchestrator.run.serving import serving_frontier as serving_frontier
     from orchestrator.run.serving import serving_load as serving_load
@@ -95,7 +96,7 @@ _MODULES = {
     " prove_serving prove_stages report score score_gpus write_choice",
     "run.records": "sync ui",
     "run.runs": "cancel follow follow_logs logs remove runs status studies",
-    "run.serving": "explain_serving load_serving plan_serving score_serving"
+    "run.serving": "explain_serving load_serving plan_serving plan_serving_of score_serving"
     " serving_frontier serving_load serving_offers",
     "run.specs": "create_spec deadline_odds diff is_serving is_study key_help known_proof line_cut"
     " load offers plan plans with_proof",

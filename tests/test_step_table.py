@@ -144,7 +144,7 @@ def peak():  # what getrusage says begins with the peak of the parent
 
 before = peak()
 began = time.process_time()
-page, _ = page_of(Journal(Path(sys.argv[1])), None)
+page, *_ = page_of(Journal(Path(sys.argv[1])), None)
 taken_s = time.process_time() - began
 after = peak()
 print(before * 1024, after * 1024, taken_s, len(page))

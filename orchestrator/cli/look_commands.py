@@ -171,6 +171,7 @@ def report_command(
         show(orch.report(run, storage), as_json=True)
         return
     from orchestrator.show.report_screen import report_screen  # noqa: PLC0415  a long import
+    from orchestrator.show.serving_screen import serving_text  # noqa: PLC0415
     from orchestrator.show.study_screens import study_report_screen, verdict_text  # noqa: PLC0415
 
     page = orch.write_report(run, storage, out=out)
@@ -178,7 +179,8 @@ def report_command(
         echo(f"warning: {problem}", err=True)
     report, where = page.report, f"open {page.path.absolute().as_uri()}"
     if isinstance(report, Report):
-        say(report_screen(report, str(page.path), where, detail or "usual"))
+        served = serving_text(page.serving, report.run, storage) if page.serving else None
+        say(report_screen(report, str(page.path), where, detail or "usual", served))
         return
     wrote = ui.screen([ui.Command(text=f"wrote {page.path}"), *ui.next_step(where)])
     said = verdict_text(report) if detail == "brief" else study_report_screen(report, "")

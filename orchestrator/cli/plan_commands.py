@@ -13,6 +13,7 @@ from orchestrator.errors import SpecError, refuse_options
 from orchestrator.planning.offers import PlanWithOdds
 from orchestrator.planning.plan_warnings import make_warning
 from orchestrator.reading.load import missing_inputs
+from orchestrator.run import progress
 from orchestrator.run.progress import interruptible, offer_command, spec_command, stage_option
 from orchestrator.show.parts import Detail
 from orchestrator.show.plan_screen import plan_screen, stages_screen
@@ -24,7 +25,6 @@ if TYPE_CHECKING:  # few plans are of serving
     from orchestrator.serving.cheapest import ServingOffer
 
 _ONE_SPEC = "the plan of one spec"
-_CHOSEN_SLICES = "the plan of chosen slices"
 # The most priced candidates of a plan for which changes that may cut its lines are planned too.
 _QUICK: dict[Detail, float] = {"brief": 0, "usual": 1_500, "full": math.inf}
 _OF_TRAINING = ("--alternatives", "--profile", "--stage")
@@ -33,7 +33,7 @@ _OFFER_OPTIONS = ("by", "budget", "chips", "prices", "html")
 
 
 @click.command("plan")
-@shared.SPEC
+@click.argument("named", metavar="SPEC", type=click.Path())
 @click.argument("other", required=False, type=shared.FILE)
 @shared.SET
 @shared.JSON
@@ -54,9 +54,11 @@ _OFFER_OPTIONS = ("by", "budget", "chips", "prices", "html")
 @click.option("--frontier", is_flag=True, help="Serving: throughput against latency.")
 @click.option("--load", metavar="KIND", help="Serving: simulate poisson, bursts, or a trace.csv.")
 @click.option("--html", type=shared.FILE, metavar="FILE", help="Also a page of offers or a study.")
+@click.option("--serve", is_flag=True, help="Plan how the model of a RUN is served.")
+@shared.STORAGE
 @interruptible("planning")
 def plan_command(
-    spec: Path, other: Path | None, overrides: tuple[str, ...], as_json: bool, **options: Any
+    named: str, other: Path | None, overrides: tuple[str, ...], as_json: bool, **options: Any
 ) -> None:  # fmt: skip
     """Find the fastest realizable plan of SPEC. It has memory, time and cost.
 
@@ -64,7 +66,7 @@ def plan_command(
     every trial and show the predicted scaling, with --html as a picture; exit 2 if a trial has no
     plan. With --stage, plan one stage of a spec.
 
-    With a serving spec, plan how it is served: latency, throughput and price.
+    With a serving spec, or a RUN and --serve, plan how it is served: latency, throughput and price.
 
     With --by, --budget, --chips or --prices, or with resources.topology: auto, show which slices to
     rent: days, dollars and odds of each.
@@ -75,13 +77,22 @@ def plan_command(
       orch plan specs/llama3_70b_1pod.yaml specs/llama3_70b_4pod.yaml
       orch plan specs/studies/llama3_70b_pods.yaml --html scaling.html
       orch plan specs/serve_llama3_70b_v5e.yaml
+      orch plan llama3-70b-4pod-3f9a1c07-1 --serve --set serve.weights=int8
       orch plan my-h200.yaml --profile 3f9a1c07
       orch plan specs/llama3_70b_4pod.yaml --by 30d --budget 50M --chips v5p,tpu7x
     """
-    detail: Detail | None = options["detail"]
-    typed = {f"--{name}": value for name, value in options.items() if name != "detail"}
-    typed |= {f"--{detail or 'detail'}": detail}
-    if other:
+    serves, storage, detail = (options.pop(name) for name in ("serve", "storage", "detail"))
+    typed = {f"--{name}": value for name, value in options.items()}
+    refuse_options({"--storage": not serves and storage != progress.RUNS}, "--serve")
+    spec, typed = Path(named), typed | {f"--{detail or 'detail'}": detail}
+    if serves:
+        refuse_options({**typed, f"--{detail}": None, "a second spec": other}, _ONE_SPEC)
+        from orchestrator.show.serving_screen import serving_screen  # noqa: PLC0415  few are
+
+        plan = orch.plan_serving_of(named, storage, overrides)
+        following = progress.run_command("report", named, storage)
+        result = CommandResult(plan, lambda: serving_screen(plan, following, detail or "usual"))
+    elif other:
         refuse_options(typed | {"--stage": None}, _ONE_SPEC)
         stage = options["stage"]
         found = orch.diff(spec, orch.load(other, overrides), stage=stage)
@@ -109,8 +120,7 @@ def plan_command(
         loaded = orch.load(spec, overrides)
         asked = {name: options[name] for name in _OFFER_OPTIONS}
         if loaded.resources.has_open_topology or any(one is not None for one in asked.values()):
-            names = ("--alternatives", "--profile", "--stage")
-            refuse_options({name: typed[name] for name in names}, _CHOSEN_SLICES)
+            refuse_options({name: typed[name] for name in _OF_TRAINING}, "a plan of chosen slices")
             result = _offers(spec, loaded, detail or "usual", **asked)
         else:
             more, profile, stage = (options[name] for name in ("alternatives", "profile", "stage"))

@@ -25,6 +25,7 @@ from orchestrator.reading.nodes import NO_NAMES, NULLS, ambiguous
 from orchestrator.reading.problems import SpecText
 from orchestrator.storage.addresses import is_address
 from orchestrator.values.model import Model
+from orchestrator.values.serving import ServingSpec
 from orchestrator.values.spec import Pods, Spec, TrainingStage
 
 _SCHEMA, _STUDY_SCHEMA = ".orch/spec.schema.json", ".orch/study.schema.json"
@@ -34,7 +35,7 @@ _LINE = 10_000  # a text is never wrapped
 _COMPUTED_KEYS = ("chip_definition", "overrides")
 
 
-def spec_text(spec: Spec) -> str:
+def spec_text(spec: Spec | ServingSpec) -> str:
     """Return a spec as YAML without defaults. A chip of one's own has a file of its own."""
     if spec.resources.chip_definition is not None:
         raise SpecError(f"resources.chip: {spec.resources.chip} is a chip of a file of your own")
@@ -103,7 +104,7 @@ def _written(key: str, value: Any) -> Any:
     if value is None:  # a default is left out: only what a plan chooses is written so
         return schemas.AUTO
     if isinstance(value, tuple):
-        return list(value)
+        return [_written(key, one) for one in value]
     return f"{value:g}s" if key in schemas.KEYS_IN_FILES else value
 
 

@@ -8,16 +8,20 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from orchestrator.errors import SpecError
 from orchestrator.evidence.explain.serving import ServingExplanation, derive
 from orchestrator.evidence.score import serving as evaluate
 from orchestrator.reading.load_serving import load_serving as load
 from orchestrator.reading.offer_options import WrongOption, serving_request
+from orchestrator.reading.problems import SpecText
+from orchestrator.run.progress import RUNS
 from orchestrator.serving.cheapest import ServingOffers
 from orchestrator.serving.cheapest import serving_offers as make_offers
 from orchestrator.serving.frontier import ServingFrontier
 from orchestrator.serving.frontier import serving_frontier as make_frontier
 from orchestrator.serving.load import Requests, ServingLoad
-from orchestrator.serving.planner import loaded, make_serving_plan
+from orchestrator.serving.planner import loaded, make_serving_plan, serving_of
+from orchestrator.storage.addresses import folder
 from orchestrator.values.serving import ServingPlan, ServingSpec
 
 ServingSource: TypeAlias = str | Path | ServingSpec  # the path of a spec, or a spec
@@ -33,6 +37,29 @@ def plan_serving(spec: ServingSource, overrides: Sequence[str] = ()) -> ServingP
     arithmetic and the nearest that is met.
     """
     return make_serving_plan(_loaded(spec, overrides))
+
+
+def plan_serving_of(
+    run: str, storage: str | Path = RUNS, overrides: Sequence[str] = ()
+) -> ServingPlan:
+    """Return how the model of a run is served on one slice of its chips; of a rehearsal, the model
+    and the chips of the plan that it rehearses. `overrides` change its serving spec.
+    """
+    # Few plans are of a run, and both are heavy to import.
+    from orchestrator.journal.listing import find_run  # noqa: PLC0415
+    from orchestrator.reading.examples import spec_text  # noqa: PLC0415
+
+    journal = find_run(folder(storage), run)
+    spec = serving_of(journal.full_plan(journal.run()))
+    if overrides:
+        if spec.resources.chip_definition:
+            raise SpecError(
+                f"--set: {spec.resources.chip} is a chip of a file of your own: write a serving"
+                " spec that names the file"
+            )
+        text = SpecText(f"serving of {journal.key}", tuple(spec_text(spec).splitlines()))
+        spec = load(text, tuple(overrides), Path())
+    return make_serving_plan(spec)
 
 
 def serving_offers(

@@ -1,7 +1,7 @@
 """Serving spec to ServingPlan: the best layout of a slice with as many requests as wishes allow."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from math import ceil, exp, floor, log10
 from typing import Any
@@ -27,6 +27,8 @@ from orchestrator.serving.load import (
     simulated,
 )
 from orchestrator.serving.meshes import layouts
+from orchestrator.values.model import Model
+from orchestrator.values.plan import Plan
 from orchestrator.values.serving import (
     LengthShare,
     Serve,
@@ -34,6 +36,7 @@ from orchestrator.values.serving import (
     ServingForecast,
     ServingMesh,
     ServingPlan,
+    ServingResources,
     ServingSpec,
     Wish,
 )
@@ -41,6 +44,8 @@ from orchestrator.values.serving import (
 SERVING_SCHEMA = 1
 _BUSY = 0.9  # of the most requests per second, where a spec states no rate
 _STEPS_OF_TWO = 4  # numbers of requests that are tried between one and its double
+# Tokens of a prompt and of an answer, where a run says nothing of its requests.
+_PROMPT, _OUTPUT = 1024, 256
 ANY_WISH = Wish(time=float("inf"))
 
 
@@ -49,6 +54,32 @@ class NotServed(SpecError):
 
     is_prose = True
     code = "not_served"
+
+
+def serving_of(plan: Plan) -> ServingSpec:
+    """Return the spec that serves the model of a training plan on one of its slices: prompts of
+    1,024 and answers of 256 tokens, or less in the same proportion where positions are learned.
+    """
+    if not plan.ledger_describes_trainer:
+        raise SpecError(
+            f"{plan.name}: nothing is known of the network of trainer {plan.trainer}: write a"
+            " serving spec of a model like it"
+        )
+    model = Model(**{key.name: getattr(plan.model, key.name) for key in fields(Model)})
+    whole = _PROMPT + _OUTPUT
+    output = max(min(whole, model.learned_positions or whole) * _OUTPUT // whole, 1)
+    lengths = (output * _PROMPT // _OUTPUT, output)
+    prompt, answer = ((LengthShare(tokens=tokens, share=1.0),) for tokens in lengths)
+    return ServingSpec(
+        name=plan.name,
+        serve=Serve(model=model, prompt=prompt, output=answer),
+        resources=ServingResources(
+            chip=plan.chip,
+            chip_definition=plan.chip_definition,
+            topology=plan.topology,
+            dollars_per_chip_hour=plan.forecast.dollars_per_chip_hour,
+        ),
+    )
 
 
 def mix_of(serve: Serve) -> step.Mix:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator import formatting as fmt
-from orchestrator.errors import JournalUnreadable, OrchError
+from orchestrator.errors import JournalUnreadable, OrchError, SpecError
 from orchestrator.evidence.report import RunReader, RunReading
 from orchestrator.evidence.studies import read_trial_runs, report_of_study
 from orchestrator.journal import boundary, files
@@ -22,11 +22,12 @@ from orchestrator.run.profile import measure_traces
 from orchestrator.run.progress import RUNS
 from orchestrator.run.records import record_files
 from orchestrator.serving.frontier import ServingFrontier
+from orchestrator.serving.planner import make_serving_plan, serving_of
 from orchestrator.show import charts, plan_text, profile_screen, report_screen, status_screen
 from orchestrator.show import drawings as draw
 from orchestrator.show import study_screens as studies
 from orchestrator.show.plan_pages import offers_page, schedule_page
-from orchestrator.show.serving_screen import frontier_plot, frontier_rows
+from orchestrator.show.serving_screen import frontier_plot, frontier_rows, serving_text
 from orchestrator.storage.addresses import folder, is_copy
 from orchestrator.tracking.mlflow.store import run_link
 from orchestrator.values import study as reports
@@ -34,16 +35,21 @@ from orchestrator.values.codec import Value
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
 from orchestrator.values.report import Report
+from orchestrator.values.run import Run
+from orchestrator.values.serving import ServingPlan
 
 _PAGE = "report.html"
 
 
 class Page(Value):
-    """Where a page was written, the report that it shows, and what is wrong with its sources."""
+    """Where a page was written, the report that it shows, and what is wrong with its sources.
+    `serving` is how the model of a run that succeeded is served, where its slice holds it.
+    """
 
     path: Path
     report: Report | reports.ScalingReport | reports.SweepReport
     problems: tuple[str, ...] = ()
+    serving: ServingPlan | None = None
 
 
 def write_report(run: str, storage: str | Path = RUNS, *, out: str | Path | None = None) -> Page:
@@ -66,9 +72,9 @@ def write_report(run: str, storage: str | Path = RUNS, *, out: str | Path | None
             record_files(record.trial_journal(start))
         return page
     proof, problem = proof_of(record)
-    text, report = page_of(record, proof)
+    text, report, serving = page_of(record, proof)
     problems = report.problems + ((problem,) if problem else ())
-    page = Page(path=_write(path, text), report=report, problems=problems)
+    page = Page(path=_write(path, text), report=report, problems=problems, serving=serving)
     record_files(record)
     return page
 
@@ -127,23 +133,34 @@ def write_forecast(
 
 def keep_report(journal: Journal) -> None:
     """Write the page of a run that has ended into its directory; its recorder sends it on."""
-    text, _ = page_of(journal, proof_of(journal)[0])
-    _write(journal.path / _PAGE, text)
+    _write(journal.path / _PAGE, page_of(journal, proof_of(journal)[0])[0])
 
 
-def page_of(journal: Journal, proof: Proof | None) -> tuple[str, Report]:
-    """Return the page of a run, as its journal stands, and the report that it shows."""
+def page_of(journal: Journal, proof: Proof | None) -> tuple[str, Report, ServingPlan | None]:
+    """Return the page of a run, as its journal stands, and the report and serving it shows."""
     measure_traces(journal)
     reading = RunReader(journal).read()
     run = reading.run
     plan, full = journal.current_plan(run), journal.full_plan(run) if run.rehearses else None
     link = run_link(run.tracking) if run.tracking else None
-    return _run_page(reading, plan, rehearsed=full, proof=proof, mlflow=link), reading.report
+    serving = _serving_of(run, full or plan)
+    text = _run_page(reading, plan, rehearsed=full, proof=proof, mlflow=link, serving=serving)
+    return text, reading.report, serving
+
+
+def _serving_of(run: Run, plan: Plan) -> ServingPlan | None:
+    """Return how the model of a finished run is served; `orch plan RUN --serve` says why not."""
+    if run.state != "succeeded":
+        return None
+    try:
+        return make_serving_plan(serving_of(plan))
+    except SpecError:
+        return None
 
 
 def _run_page(
     reading: RunReading, plan: Plan, *, rehearsed: Plan | None = None, proof: Proof | None = None,
-    mlflow: str | None = None,
+    mlflow: str | None = None, serving: ServingPlan | None = None,
 ) -> str:  # fmt: skip
     """Return the page as HTML. `plan` ran; it may be a small copy of `rehearsed`, the plan for
     chips, to which `proof` belongs. `mlflow` is the run's address in the MLflow UI.
@@ -164,6 +181,7 @@ def _run_page(
         proof=proof,
         steps=reading.steps,
         mlflow=mlflow,
+        serving=serving_text(serving, report.run) if serving else None,
         roofline=charts.roofline(full, comparable_s),
         charts=charts,
         screens=report_screen,

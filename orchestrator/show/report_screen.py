@@ -53,7 +53,10 @@ STAGE_HEAD = ("stage", "steps", "tokens", "batch", "length", "step", "MFU", "ove
               "time", "dollars")  # fmt: skip
 
 
-def report_screen(report: Report, page: str, next_command: str, detail: ui.Detail) -> ui.Screen:
+def report_screen(
+    report: Report, page: str, next_command: str, detail: ui.Detail,
+    serving: tuple[str, str] | None = None,
+) -> ui.Screen:  # fmt: skip
     """Return the verdict; unless that is enough its figures, and in full where the time went."""
     ending = [ui.paragraph(f"wrote {page}"), *ui.next_step(next_command)]
     first = [ui.heading(f"{report.run}: {run_verdict(report)}")]
@@ -68,7 +71,10 @@ def report_screen(report: Report, page: str, next_command: str, detail: ui.Detai
     texts += [goodput_text(report.goodput)] if report.goodput else []
     texts += slowdown_texts(report)[: None if detail == "full" else 1]
     figures = ui.section("figures", [ui.Table([*main_figures(report)], "<>w")])
-    return ui.screen(first, figures, *more, ui.indent(texts), ending)
+    served: list[ui.Part] = []
+    if serving:
+        served = [ui.paragraph(f"{serving[0]}:"), ui.Command(f"  {serving[1]}")]
+    return ui.screen(first, figures, *more, ui.indent(texts), served, ending)
 
 
 def run_verdict(report: Report) -> str:

@@ -1,8 +1,11 @@
 """Show serving: plans, derivations and scores."""
 
+from pathlib import Path
+
 from orchestrator import formatting as fmt
 from orchestrator.evidence.explain.serving import ServingExplanation
 from orchestrator.evidence.score.serving import ServingScore
+from orchestrator.run.progress import RUNS, run_command
 from orchestrator.serving.cheapest import ServingOffer, ServingOffers
 from orchestrator.serving.frontier import ServingFrontier
 from orchestrator.serving.load import ServingLoad
@@ -106,6 +109,15 @@ def serving_screen(
         ui.indent([_estimates(plan)]),
         ui.closing(_verdict(plan), next_command),
     )
+
+
+def serving_text(plan: ServingPlan, run: str, storage: Path = RUNS) -> tuple[str, str]:
+    """Return what it costs to serve the model of a run, and the command that plans it."""
+    rate = f"{fmt.scaled(plan.forecast.output_tokens_per_s_chip.expected)} tokens/s a chip"
+    if cost := plan.forecast.dollars_per_million_output_tokens:
+        rate = f"{fmt.dollars(cost.expected)} per million output tokens at {rate}"
+    where = f"{plan.serve.model.name} on one {plan.chip} {plan.topology}"
+    return f"To serve {where}: {rate}", run_command("plan", run, storage, "--serve")
 
 
 def _link(bound: str) -> str:

@@ -86,7 +86,7 @@ def record_many_steps(storage: Path, steps: int) -> tuple[float, float, int]:
     query = "SELECT COUNT(*) FROM metrics WHERE run_uuid = ? AND key = ?"
     assert rows(storage, query, run_id, metrics.LOSS) == [(steps,)]
     began_s = time.perf_counter()
-    page, _ = page_of(writer.journal, None)
+    page, *_ = page_of(writer.journal, None)
     return took_s, time.perf_counter() - began_s, len(page.encode())
 
 
