@@ -14,6 +14,7 @@ from orchestrator.planning.infeasible import Infeasible
 from orchestrator.planning.planner import make_plan
 from orchestrator.planning.search import Choice, layout_of_choice, search_request
 from orchestrator.planning.time import step_time, time_lines
+from orchestrator.show.charts import roofline
 from orchestrator.values.plan import Plan
 from orchestrator.values.spec import MeshRequest, Spec
 from tests.example_specs import spec_of
@@ -228,3 +229,11 @@ def test_jobs_of_the_herd_fit(name: str) -> None:
     assert plan.forecast.fits
     assert plan.pipeline is not None
     assert (plan.pipeline.stages, plan.mesh["tensor"]) == (16, 8)
+
+
+def test_the_bubble_has_no_place_below_the_roofs(plan: Plan) -> None:
+    """It is time of the matrix units without FLOPs: the chart leaves it out of a step's work."""
+    work = sum(line.inputs["flops"] for line in plan.forecast.time if "flops" in line.inputs)
+    [bound] = [curve for curve in roofline(plan, None).curves if curve.name == "lower bound"]
+    height = max(height for _, height in bound.points)
+    assert height == pytest.approx(work / plan.forecast.step_s.lower)

@@ -301,8 +301,8 @@ def thinned(
 def roofline(plan: Plan, measured_s: float | None) -> draw.Plot:
     """Return the roofs, and the step as forecast and, if it was measured on chips, as measured."""
     step_s = plan.forecast.step_s
-    # FLOPs that a device executes in a step, recompute included, and its peak.
-    math = [line for line in plan.forecast.time if line.resource == "mxu"]
+    # FLOPs that a device executes in a step, recompute included, and its peak. The bubble has none.
+    math = [line for line in plan.forecast.time if "flops" in line.inputs]
     flops, peak = sum(line.inputs["flops"] for line in math), math[0].inputs["rate"]
     times = (
         ("lower bound", "lower", step_s.lower),

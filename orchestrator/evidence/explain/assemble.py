@@ -381,8 +381,9 @@ def _expectation(plan: Plan) -> formula.ExpectedStep | None:
     # The symbols of learned constants in the formula of each kind of line. Those of GPUs are
     # learned together: all runs are behind each.
     learned: dict[LineKind, dict[str, LearnedConstant]] = {}
+    rows: tuple[str, ...] = ()
     if on_gpus := gpu_constants().efficiency(chip, compute, mixture=plan.model.moe is not None):
-        spread, rows, source = on_gpus.spread, (), GPU_SOURCE
+        spread, source = on_gpus.spread, GPU_SOURCE
     elif efficiency := catalog.efficiency(plan.chip, compute):
         spread, rows, source = efficiency.spread.value, efficiency.spread.rows, SOURCE
         learned = {

@@ -352,7 +352,7 @@ def learn(runs: list[GpuRun]) -> GpuConstants:
     """Return the constants of these runs, how far unseen ones stray, and what all of them have."""
     new = _strays(runs, by_software, new=True)
     spreads = _spreads(_strays(runs, by_document, new=False), new)
-    reached = {
+    reached: dict[str, list[float]] = {
         "length": [run.length for run in runs],
         "chips": [run.devices for run in runs],
         "stages": [run.mesh["pp"] for run in runs],
