@@ -122,7 +122,7 @@ bench-huggingface: setup  ## logits of transformers for small models, and those 
 bench-proof: setup  ## compile 89 plans and write docs/proof-bench.md (four hours)
 	@$(BIN)/python -m tests.bench.proof_table && $(BIN)/python -m tests.bench.proof_serving
 
-bench-maxtext: setup $(MAXTEXT)/ready  ## compile MaxText's program and ours for eleven runs: docs/maxtext-bench.md (hours)
+bench-maxtext: setup $(MAXTEXT)/ready  ## compile MaxText's program and ours for fifteen runs: docs/maxtext-bench.md (hours)
 	@$(BIN)/python -m tests.bench.maxtext_table --python $(MAXTEXT)/bin/python
 
 # It goes on where the last part stopped: repeat it until no row is left.

@@ -49,6 +49,8 @@ SIXTEEN = (
     " base_num_decoder_layers=32 head_dim=256 vocab_size=32768 mlp_activations=['gelu']"
     " max_target_length=2048 attention=flash"
 )
+MIXTRAL = "model_name=mixtral-8x7b max_target_length=4096 attention=flash"
+DROPLESS = "sparse_matmul=True megablox=True"
 FULL = "remat_policy=full"
 ROWS = (
     run("8B, fsdp 8", "v6e-8",
@@ -79,4 +81,15 @@ ROWS = (
         f" per_device_batch_size=1 {FULL} ici_fsdp_parallelism=64"),
     run("70B, fsdp 128", "tpu7x-128",
         f"{SEVENTY} per_device_batch_size=2 {FULL} ici_fsdp_parallelism=128"),
+    run("Mixtral 8x7B, dropless, fsdp 128", "v5p-256",
+        f"{MIXTRAL} per_device_batch_size=8 {FULL} ici_fsdp_parallelism=128 {DROPLESS}"),
+    run("Mixtral 8x7B, capacity 1.25, fsdp 256", "v6e-256",
+        f"{MIXTRAL} per_device_batch_size=8 {FULL} ici_fsdp_parallelism=256"
+        " sparse_matmul=False capacity_factor=1.25", TRILLIUM),
+    run("Qwen3-235B, dropless, fsdp 512", "tpu7x-512",
+        "model_name=qwen3-235b-a22b max_target_length=4096 attention=flash"
+        f" per_device_batch_size=8 {FULL} ici_fsdp_parallelism=512 {DROPLESS}"),
+    run("DeepSeek-V3, dropless, fsdp 512", "v5p-1024",
+        "model_name=deepseek3-671b max_target_length=8192 attention=flash"
+        f" per_device_batch_size=2 {FULL} ici_fsdp_parallelism=512 {DROPLESS}"),
 )  # fmt: skip
