@@ -58,7 +58,7 @@ demo: setup  ## plan, prove and rehearse Llama 3 70B on four v5p pods
 	@$(BIN)/orch submit specs/llama3_70b_4pod.yaml --steps 10
 
 # Three workers keep two cores busy: some tests wait for clusters and servers.
-test: lint  ## lint, types and the tests (eleven minutes on two cores)
+test: lint  ## lint, types and the tests (fifteen minutes on two cores)
 	@$(BROWSER)
 	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
