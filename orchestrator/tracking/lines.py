@@ -72,7 +72,7 @@ class _Recorded:
     readers: dict[int, StepReader] = field(default_factory=dict)
 
 
-class _Line(msgspec.Struct):
+class _KnownLine(msgspec.Struct):
     kind: str
     id: str
     step: int = -1
@@ -88,7 +88,7 @@ def _read_on(known: _Recorded, file: int, run_id: str) -> None:
                 break
             known.size += len(text)
             try:
-                line = msgspec.json.decode(text, type=_Line)
+                line = msgspec.json.decode(text, type=_KnownLine)
             except msgspec.DecodeError:
                 continue  # somebody else's
             if line.id == run_id:

@@ -44,7 +44,7 @@ _Cache = dict[str, jax.Array]
 
 
 @dataclass(frozen=True)
-class _Served(Runtime):
+class _ServingRuntime(Runtime):
     """Weights are whole where they are used, in the type in which they are stored."""
 
     def gather_matrix(self, shard: jax.Array, *_: Any) -> jax.Array:
@@ -199,7 +199,7 @@ def served(program: ServedProgram, mesh: Mesh | AbstractMesh) -> tuple[Any, Any,
     mesh = collectives.with_copies(mesh, program.model.kv_heads)
     platform = "cpu" if isinstance(mesh, AbstractMesh) else mesh.devices.flat[0].platform
     grouped = grouped_on_tpu if platform == "tpu" else jax.lax.ragged_dot
-    runtime = _Served(cast(Plan, program), {}, grouped, on_gpu=platform == "gpu")
+    runtime = _ServingRuntime(cast(Plan, program), {}, grouped, on_gpu=platform == "gpu")
     start = partial(parameters.start, program, DTYPES[program.precision.compute])
     weights = jax.eval_shape(lambda: stored_weights(program, start(jnp.int32(0))))
     shapes = {"cache": jax.eval_shape(lambda: empty_cache(program)), "parameters": weights}
@@ -239,7 +239,7 @@ def served(program: ServedProgram, mesh: Mesh | AbstractMesh) -> tuple[Any, Any,
 
 
 def _pass(
-    runtime: _Served, state: dict[str, Any], batch: dict[str, jax.Array]
+    runtime: _ServingRuntime, state: dict[str, Any], batch: dict[str, jax.Array]
 ) -> tuple[dict[str, Any], jax.Array]:
     """Words [b, T] from position `first` [b] on -> the state with them, and logits of the last."""
     weights, cache, network = state["parameters"], state["cache"], runtime.network
@@ -325,7 +325,7 @@ def _written(
 
 
 def _block(
-    runtime: _Served,
+    runtime: _ServingRuntime,
     stack: Stack,
     x: jax.Array,
     layer: Parameters,
@@ -378,7 +378,7 @@ def _block(
 
 @line("matmul")
 def _own_experts(
-    runtime: _Served,
+    runtime: _ServingRuntime,
     kind: Mixture,
     moe: MixtureOfExperts,
     layer: Parameters,
@@ -408,7 +408,7 @@ def _own_experts(
 
 
 def _attention(
-    runtime: _Served,
+    runtime: _ServingRuntime,
     kind: Attention,
     layer: Parameters,
     y: jax.Array,

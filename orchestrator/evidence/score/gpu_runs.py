@@ -12,7 +12,7 @@ from pathlib import Path
 from orchestrator import catalog
 from orchestrator.catalog.chips import FOLDER, Chip
 from orchestrator.errors import OrchError
-from orchestrator.evidence.score.published_runs import Row, Unscorable, _positive, _whole
+from orchestrator.evidence.score.published_runs import Row, Unscorable, _positive, _whole, said_of
 from orchestrator.evidence.score.samples import SkippedRow
 from orchestrator.network.mesh_axes import AXES, GROUPS, WEIGHT_EXCHANGES
 from orchestrator.network.rematerialization import NAMED, Policy
@@ -125,28 +125,19 @@ class GpuRun(Value):
 
 def read(path: Path) -> list[Row]:
     """Return the rows of a file, as text, each with every known column."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            table = csv.DictReader(file, restval="")
-            names = table.fieldnames = [name.strip().lower() for name in table.fieldnames or ()]
-            if missing := [column for column in _NEEDED if column not in names]:
-                raise Unscorable(f"has no column {', '.join(missing)}")
-            found = [
-                {column: (row.get(column) or "").strip() for column in _COLUMNS}
-                | {"line": str(table.line_num)}
-                for row in table
-            ]
+    with said_of(path), path.open(newline="", encoding="utf-8-sig") as file:
+        table = csv.DictReader(file, restval="")
+        names = table.fieldnames = [name.strip().lower() for name in table.fieldnames or ()]
+        if missing := [column for column in _NEEDED if column not in names]:
+            raise Unscorable(f"has no column {', '.join(missing)}")
+        found = [
+            {column: (row.get(column) or "").strip() for column in _COLUMNS}
+            | {"line": str(table.line_num)}
+            for row in table
+        ]
         if not found:
             raise Unscorable("holds no runs; `orch score --kind gpu` scores the project's own file")
-    except OSError as error:
-        reason = Unscorable(f"cannot be read: {error.strerror}")
-    except (UnicodeDecodeError, csv.Error) as error:
-        reason = Unscorable(f"is no CSV in UTF-8: {error}")
-    except Unscorable as error:
-        reason = error
-    else:
-        return found
-    raise Unscorable(f"{path}: {reason}", file=str(path))
+    return found
 
 
 def is_gpu(path: Path) -> bool:

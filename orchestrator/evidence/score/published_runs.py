@@ -2,6 +2,8 @@
 
 import csv
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -228,29 +230,36 @@ class PublishedRun(Value):
     mfu: float | None
 
 
-def read(path: Path) -> list[Row]:
-    """Return the rows of a file, as text, each with every known column."""
+@contextmanager
+def said_of(path: Path) -> Iterator[None]:
+    """Say of what is wrong with a file which file it is."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            table = csv.DictReader(file, restval="")
-            table.fieldnames = [name.strip().lower() for name in table.fieldnames or ()]
-            columns = [*table.fieldnames, *(["d_ff"] if "experts" in table.fieldnames else [])]
-            rows = [_known_cells(row, table.line_num) for row in table]
-        if not rows:
-            raise Unscorable("holds no runs; `orch score` alone scores the project's own file")
-        if missing := [column for column in _NEEDED if column not in columns]:
-            raise Unscorable(f"has no column {', '.join(missing)}")
-        for row in rows:
-            _software_of(row)
+        yield
+        return
     except OSError as error:
         reason = Unscorable(f"cannot be read: {error.strerror}")
     except (UnicodeDecodeError, csv.Error) as error:
         reason = Unscorable(f"is no CSV in UTF-8: {error}")
     except Unscorable as error:
         reason = error
-    else:
-        return rows
-    raise Unscorable(f"{path}: {reason}", file=str(path), line=reason.line, column=reason.column)
+    message = f"{path}: {reason}"
+    raise Unscorable(message, file=str(path), line=reason.line, column=reason.column) from None
+
+
+def read(path: Path) -> list[Row]:
+    """Return the rows of a file, as text, each with every known column."""
+    with said_of(path), path.open(newline="", encoding="utf-8-sig") as file:
+        table = csv.DictReader(file, restval="")
+        table.fieldnames = [name.strip().lower() for name in table.fieldnames or ()]
+        columns = [*table.fieldnames, *(["d_ff"] if "experts" in table.fieldnames else [])]
+        rows = [_known_cells(row, table.line_num) for row in table]
+        if not rows:
+            raise Unscorable("holds no runs; `orch score` alone scores the project's own file")
+        if missing := [column for column in _NEEDED if column not in columns]:
+            raise Unscorable(f"has no column {', '.join(missing)}")
+        for row in rows:
+            _software_of(row)
+    return rows
 
 
 def _known_cells(row: Row, line: int) -> Row:
