@@ -49,7 +49,7 @@ def time_hosts(plan: Plan) -> HostSeconds:
 
 
 def _local_tests(plan: Plan) -> Iterator[_Test]:
-    """Yield the tests of one host alone."""
+    """Yield the tests that need only one host."""
     devices = jax.local_devices()
     emulated = devices[0].platform == "cpu"
     dtype = DTYPES.get(plan.precision.compute, jnp.bfloat16)

@@ -37,7 +37,7 @@ class OwnTimes(AbstractContextManager["OwnTimes"]):
         self._input_s = 0.0
         self._late_s, self._ticks_from_s, self._closing = 0.0, _clock(), threading.Event()
         self._working: jax.Array | None = None  # the timed work, on the devices
-        # Emulated devices do the work beside the next step, on cores that all processes share.
+        # Emulated devices do the work during the next step, on cores that all processes share.
         self._times_devices = jax.local_devices()[0].platform != "cpu"
         self._gathered: jax.Array | None = None
         if not self._alone:

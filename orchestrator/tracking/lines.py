@@ -63,7 +63,7 @@ class LinesTracker:
 
 @dataclass
 class _Recorded:
-    """What a file has of a run in its first `size` bytes, and how far its steps were read."""
+    """How much of a run is in a file's first `size` bytes, and how far its steps were read."""
 
     size: int = 0
     has_begun: bool = False

@@ -20,7 +20,7 @@ TRACKER, _FOLDER = "wandb", "wandb-offline"
 
 
 class _Sent(msgspec.Struct, frozen=True):
-    """What a folder has of a run, noted when its files are complete."""
+    """How much of a run is in a folder, noted when its files are complete."""
 
     steps: int = 0
     ended: bool = False

@@ -29,8 +29,8 @@ class ProfileNote(Note):
 
 
 class TraceNote(Value):
-    """What a trace is of, written next to it by the process that took it. `places` has the place of
-    each partition of the program in the plan's mesh; none where they are in order.
+    """The plan and steps behind a trace, written next to it by the process that took it. `places`
+    has the place of each partition of the program in the plan's mesh; none where they are in order.
     """
 
     plan_digest: str

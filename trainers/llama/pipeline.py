@@ -163,7 +163,7 @@ def check(plan: Plan) -> None:
 
 
 class _Sums(NamedTuple):
-    """What ticks add up. Losses and gradients are this chip's parts."""
+    """The sums over ticks. Losses and gradients are this chip's parts."""
 
     loss: Loss
     routed: Routed | None = None  # [chunks, layers of a chunk, ...]
