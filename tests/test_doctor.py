@@ -40,8 +40,11 @@ def test_doctor_speaks_json(orch: RunOrch) -> None:
     assert all(one["health"] == "good" or one["advice"] for one in findings)
 
 
-def test_a_folder_that_takes_no_file_is_broken(orch: RunOrch) -> None:
+def test_a_folder_that_takes_no_file_is_broken(
+    orch: RunOrch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is named with what to set instead, and the exit code is 1. Nobody can write in /proc."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where no cluster refused anything yet
     done = orch("doctor", "--storage", "/proc/runs")
     assert done.returncode == 1
     assert "BROKEN" in done.stdout
