@@ -5,6 +5,7 @@ import pytest
 import orchestrator
 from orchestrator.errors import SpecError
 from orchestrator.serving.programs import served_programs
+from tests.bench import proof_serving
 from tests.conftest import ROOT, RunOrch
 
 DEEPSEEK = ROOT / "specs" / "serve_deepseek_v3_tpu7x.yaml"
@@ -46,6 +47,19 @@ def test_options_of_other_proofs_are_refused(orch: RunOrch) -> None:
     done = orch("prove", str(QWEN), "--search", "2")
     assert done.returncode == 2
     assert "--search goes with the proof of a training" in done.stderr
+
+
+def test_forecasts_are_what_compilers_said_of_the_rows_of_the_bench() -> None:
+    """Memory within 5 %, FLOPs within 2 %, and all traffic of each row is what was planned."""
+    known = proof_serving.record()
+    assert len(known) == 2 * len(proof_serving.ROWS)
+    for row in proof_serving.ROWS:
+        for program in proof_serving.programs(row):
+            compiled, forecast = known[f"{row} {program.phase}"], program.forecast
+            flops = sum(line.inputs.get("flops", 0.0) for line in forecast.time)
+            assert forecast.memory_bytes_per_device == pytest.approx(compiled.peak_bytes, rel=0.05)
+            assert flops == pytest.approx(compiled.flops, rel=0.02), row
+            assert compiled.crosses_as_planned
 
 
 @pytest.mark.slow

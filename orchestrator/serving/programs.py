@@ -143,14 +143,16 @@ def _lines(layout: Serving, work: Pass) -> Iterator[LedgerLine]:
 
 
 def _more_flops(layout: Serving, work: Pass, line: str) -> Number:
-    """FLOPs of a line beyond those of the plan. Decoding, an expert multiplies every token, as its
-    weights are read anyway; a prefill has rows for the most choices there can be, and makes keys
-    and values from the latents of earlier positions.
+    """FLOPs of a line beyond those of the plan. Decoding, and on GPUs, an expert multiplies every
+    token. Another prefill has rows for the most choices there can be, and a tile of rows that two
+    experts share twice. It makes keys and values from the latents of earlier positions.
     """
     moe, prefills = layout.model.moe, as_float(work.together) > 0
     if moe is not None and line == "products with experts":
         own = moe.experts / as_float(layout.expert_ways)
-        rows = work.tokens * (min(moe.top_k, own) if prefills else own)
+        rows = work.tokens * own
+        if prefills and (unit := layout.chip.matrix_unit):
+            rows = work.tokens * min(moe.top_k, own) + (own - 1) * unit.value
         flops = 2 * rows * as_float(layout.expert_elements) / own
         return flops - as_float(layout.expert_flops(work))
     if prefills and line == "products with weights":

@@ -355,7 +355,8 @@ def _block(
     x = x + norm(kind.attention.after, layer, added)
     y = norm(kind.mlp.before, layer, x)
     if moe is not None and isinstance(kind.mlp, Mixture):
-        through = _own_experts if runtime.program.phase == "decode" else None
+        every = runtime.program.phase == "decode" or runtime.on_gpu
+        through = _own_experts if every else None
         parts, _ = mixture_parts(runtime, kind.mlp, moe, layer, y, through)
         sums = [norm(after, layer, _summed(part)) for part, after in parts]
         added = sum(sums[1:], sums[0])
@@ -385,8 +386,9 @@ def _own_experts(
     x: jax.Array,
     routing: Routing,
 ) -> tuple[jax.Array, jax.Array]:
-    """What this chip's experts make of few tokens: each of all, for their weights are read anyway.
-    No expert is apart from its type in memory, as in a kernel for groups of rows.
+    """What this chip's experts make of tokens: each of all. Decoding reads their weights anyway,
+    and none is apart from its type in memory, as in a kernel for groups of rows. For GPUs XLA has
+    no such kernel: a prefill would multiply each token once for every choice and expert.
     """
     tokens, experts, weights = (
         collectives.all_gather(array.reshape(-1, array.shape[-1]), EXPERT, 0)
