@@ -14,6 +14,7 @@ from orchestrator.proving.hlo.collectives import (
 from orchestrator.proving.hlo.dataflow import Dataflow, visits
 from orchestrator.proving.hlo.program import HloProgram, Instruction, program_of
 
+SHARED = "sequence_dcn", "fsdp_dcn"
 MESH = DeviceMesh({"data": 2, "fsdp": 2, "sequence": 1, "tensor": 2})
 TENSOR, FSDP = "{{0,1},{2,3},{4,5},{6,7}}", "{{0,2},{1,3},{4,6},{5,7}}"
 ADD = """%add (x: bf16[], y: bf16[]) -> bf16[] {
@@ -309,6 +310,27 @@ def test_a_ring_of_stages_is_no_gather() -> None:
     assert isinstance(crossing, DcnSend)
     assert (crossing.kind, crossing.axes) == ("collective-permute", ("data",))
     assert (crossing.payload_bytes, crossing.line) == (64 * 8 * 2, "stage_exchange")
+
+
+def test_slices_that_share_weights_are_one_group_and_replicas_another() -> None:
+    """The trainer gathers matrices over all of the former at once, and sums over each alone."""
+    mesh = DeviceMesh({"pods": 2, "sequence_dcn": 2, "fsdp_dcn": 2}, between=("pods", *SHARED))
+
+    def sent(kind: str, result: str, given: str) -> dict[tuple[str, ...], float]:
+        adds = "" if kind == "all-gather" else ", to_apply=%add"
+        text = program(
+            f"%p = {given} parameter(0)",
+            f"ROOT %c = {result} {kind}(%p), replica_groups=[1,8]<=[8], dimensions={{0}}{adds}",
+        )
+        *_, visit = visits(text)
+        moved = logical_payloads(Dataflow(text), mesh, visit)
+        return {send.axes: send.payload_bytes for send in moved}
+
+    assert sent("all-reduce", "f32[64]", "f32[64]") == {
+        SHARED: 2 * 256 * 3 / 4, ("pods",): 2 * 256 / 2,
+    }  # fmt: skip
+    gathered = sent("all-gather", "f32[64]", "f32[8]")
+    assert gathered == {SHARED: 256 * 3 / 4, ("pods",): 256 / 2}
 
 
 def test_a_line_of_permutes_stands_for_nothing_else() -> None:

@@ -58,6 +58,10 @@ _TEXTS: dict[str, str] = {
         "XLA's compiler for GPUs multiplies all rows by all {experts} experts where none is dropped"
         ", and this plan counts one expert a row: a moe.capacity_factor makes equal groups"
     ),
+    "gpu_sequence": (
+        "cuDNN's attention takes whole sequences, so the trainer computes these {ways} parts of one"
+        " in plain JAX, more slowly than this plan counts: orch prove says how much"
+    ),
     "accumulation_faster": (
         "{microbatches} microbatches are expected to take {expected_s:seconds} a step instead of"
         " {step_s:seconds}: slices wait for each other once a step and not in each layer. The"
@@ -170,6 +174,9 @@ def _kernel_warnings(plan: Plan, request: SearchRequest) -> Iterator[PlanWarning
     if request.chip.switched and moe and moe.capacity_factor is None:
         yield make_warning("gpu_mixture", experts=moe.experts)
     length, sequence = plan.batch.length, plan.mesh["sequence"]
+    ways = sequence * plan.mesh.get("sequence_dcn", 1)
+    if request.chip.switched and plan.trainer == LEDGER_TRAINER and ways > 1:
+        yield make_warning("gpu_sequence", ways=ways)
     on_tpu = plan.trainer == LEDGER_TRAINER and not request.chip.switched
     if on_tpu and (length % _LANES or length // sequence % _LANES):
         sizes = {"length": length, "sequence": sequence, "positions": _LANES}

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from orchestrator.network.mesh_axes import SHARED_OVER_DCN
 from orchestrator.proving.compiled import CompiledCollective, DcnSend
 from orchestrator.proving.hlo.dataflow import RENDEZVOUS, Dataflow, HloValue, Visit
 from orchestrator.proving.hlo.origins import named_line
@@ -154,7 +155,7 @@ def logical_payloads(
 ) -> Iterator[CompiledCollective | DcnSend]:
     """The payload of each operand of a collective; nothing for other instructions. One that joins
     several slices counts as the trainer writes it, and the compiler for GPUs has merged it: one
-    inside each slice, and one along each axis between them.
+    inside each slice, one among the slices that share weights, one along each other axis between.
     """
     where, instruction, times = visit
     kind = instruction.opcode.removesuffix("-start")
@@ -193,15 +194,19 @@ def logical_payloads(
             # A permute has one peer, behind the slowest of its links.
             whole = logical == PERMUTE
             part = unpadded if whole or logical == _REDUCE else unpadded / near
-            for axis in across[:1] if whole else across:
+            shared = tuple(axis for axis in across if axis in SHARED_OVER_DCN)
+            apart = [shared] if shared else []
+            apart += [(axis,) for axis in across if axis not in shared]
+            for joined in [across[:1]] if whole else apart:
                 yield DcnSend(
                     name=instruction.name,
                     kind=logical,
                     dtype=dtype,
-                    payload_bytes=sent_bytes(logical, part, mesh.axes[axis]) * times,
+                    payload_bytes=times
+                    * sent_bytes(logical, part, prod(mesh.axes[axis] for axis in joined)),
                     padding_bytes=0.0,
                     calls=times,
-                    axes=(axis,),
+                    axes=joined,
                     line=named_line(instruction.op_name),
                     **_origin_of(flow, given),
                 )
