@@ -6,6 +6,7 @@
 Between blocks the residual stream is split over `tensor` too, by position: [b, S/(s Y), D].
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -156,9 +157,10 @@ def pattern_of_blocks(
     parameters: Parameters,
     x: jax.Array,
     is_filled: jax.Array | None = None,
+    taken: Callable[[Stack, Parameters, jax.Array | None], Parameters] | None = None,
 ) -> tuple[jax.Array, list[Routed]]:
     """The layers of a segment: a loop over the repeats of its pattern. A repeat that is not filled
-    passes its input on.
+    passes its input on. `taken` gives the weights of a layer where these are not the parameters.
     """
     # Otherwise the compiler recomputes all layers of a pattern at once and holds the results. Where
     # slices share weights, it recomputes a layer while the loss is computed.
@@ -177,14 +179,19 @@ def pattern_of_blocks(
             return not remat.recomputes("attention")
         return by_name(primitive, *operands, **options)
 
+    def run(
+        stack: Stack, x: jax.Array, layer: Parameters, place: jax.Array | None
+    ) -> tuple[jax.Array, Routed | None]:
+        return _block(runtime, stack, x, taken(stack, layer, place) if taken else layer)
+
     def step(
-        entering: jax.Array, repeat: tuple[list[Parameters], jax.Array | None]
+        entering: jax.Array, repeat: tuple[list[Parameters], jax.Array | None, jax.Array | None]
     ) -> tuple[jax.Array, list[Routed]]:
         x, routed_layers = entering, list[Routed]()
-        layers, filled = repeat
+        layers, filled, place = repeat
         for stack, layer in zip(segment.stacks, layers, strict=True):
-            block = jax.checkpoint(partial(_block, runtime, stack), prevent_cse=waits, policy=stays)
-            x, routed = block(x, layer)
+            block = jax.checkpoint(partial(run, stack), prevent_cse=waits, policy=stays)
+            x, routed = block(x, layer, place)
             routed_layers += [routed] if routed else []
         if filled is None:
             return x, routed_layers
@@ -192,7 +199,8 @@ def pattern_of_blocks(
         return x, jax.tree.map(lambda one: jnp.where(filled, one, 0), routed_layers)
 
     layers = [parameters[stack.name] for stack in segment.stacks]
-    return jax.lax.scan(step, x, (layers, is_filled))
+    places = jnp.arange(len(jax.tree.leaves(layers)[0])) if taken else None
+    return jax.lax.scan(step, x, (layers, is_filled, places))
 
 
 def _block(

@@ -22,6 +22,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 from orchestrator.errors import SpecError
 from orchestrator.network.decoder import decoder
+from orchestrator.network.description import Stack
 from orchestrator.network.mesh_axes import GATHERED_AXES, GATHERED_OF_EXPERTS, PIPELINE
 from orchestrator.network.rematerialization import policy
 from orchestrator.values.plan import Plan, PlannedPipeline
@@ -189,10 +190,12 @@ def loss_and_gradients(
     sums = replace(passes, varies=passes.varying()).run(train=True)
     assert sums.blocks is not None
     assert sums.tables is not None
-    routed = sums.routed
-    if routed is not None:
+    routed, blocks = sums.routed, sums.blocks
+    if passes.plan.chunks == 1:
+        blocks = jax.tree.map(lambda gradient: gradient[None], blocks)
+    else:
         routed = jax.tree.map(lambda rows: rows.reshape(-1, *rows.shape[2:]), routed)
-    return (sums.loss, routed), _scattered(runtime, {**sums.blocks, **sums.tables})
+    return (sums.loss, routed), _scattered(runtime, {**blocks, **sums.tables})
 
 
 def batch_loss(runtime: Runtime, weights: Parameters, batch: _Batch) -> Loss:
@@ -216,7 +219,9 @@ class _Passes:
 
     @property
     def blocks(self) -> Parameters:
-        """Weights of this stage [chunks, repeats of a chunk, ...]."""
+        """Weights of this stage [chunks, repeats of a chunk, ...]; of one chunk without the first
+        dimension, which would be taken off in a copy.
+        """
         return {stack.name: self.weights[stack.name] for stack in self.runtime.network.stacks}
 
     @property
@@ -234,10 +239,13 @@ class _Passes:
             def zeros(tree: Any, *more: int, dtype: Any = None) -> Any:
                 return jax.tree.map(lambda x: jnp.zeros((*more, *x.shape), dtype or x.dtype), tree)
 
-            shapes = jax.eval_shape(lambda x: self._differentiated(x, 0, 0)[2:], first)
+            shapes = jax.eval_shape(
+                lambda x, n: self._differentiated(x, n, n)[2:], first, jnp.int32(0)
+            )
             gradients = (zeros(tree, dtype=jnp.float32) for tree in (self.blocks, self.tables))
             kept = zeros(shapes[0], slots)
-            sums = _Sums(sums.loss, zeros(shapes[1], self.plan.chunks), *gradients)
+            chunks = (self.plan.chunks,) if self.plan.chunks > 1 else ()
+            sums = _Sums(sums.loss, zeros(shapes[1], *chunks), *gradients)
         state, tick = _State(first, jnp.zeros_like(first), kept, sums), 0
         for repeats, parts in phases(sizes, train=train):
             length = sum(count for _, count in parts)
@@ -284,9 +292,7 @@ class _Passes:
 
     def _with_forward_pass(self, state: _State, turn: Turn) -> tuple[_State, jax.Array]:
         if state.kept is None:
-            (y, _), _ = self._run_chunk(
-                self._chunk(turn.chunk), state.arrived, turn.chunk, turn.microbatch
-            )
+            (y, _), _ = self._run_chunk(self._chunk, state.arrived, turn.chunk, turn.microbatch)
             return state, y
         y, _, new, routed = self._differentiated(state.arrived, turn.chunk, turn.microbatch)
         kept = _put(state.kept, new, turn.slot)
@@ -317,7 +323,7 @@ class _Passes:
         """
         run = partial(self._run_chunk, chunk=chunk, microbatch=microbatch)
         pull: Any  # has what it keeps: arguments, and what else it needs
-        (y, _), pull, routed = jax.vjp(run, self._chunk(chunk), x, has_aux=True)
+        (y, _), pull, routed = jax.vjp(run, self._chunk, x, has_aux=True)
         needed = jax.tree.leaves((pull.args_res[-1], pull.opaque_residuals))
         varies = self.varies or (True,) * len(needed)
         return (
@@ -340,11 +346,22 @@ class _Passes:
 
     def _added(self, totals: Any, parts: Any, chunk: jax.Array) -> Any:
         def add(total: jax.Array, part: jax.Array) -> jax.Array:
-            if self.plan.chunks == 1:
-                return total + part[None].astype(jnp.float32)
-            return _put(total, _at(total, chunk) + part.astype(jnp.float32), chunk)
+            return total + part.astype(jnp.float32)
 
-        return jax.tree.map(add, totals, parts)
+        if self.plan.chunks == 1:
+            return jax.tree.map(add, totals, parts)
+
+        # By layers: the compilers would copy the sums of a whole chunk to add to them.
+        def add_layer(layer: jax.Array, totals: Any) -> Any:
+            def in_place(total: jax.Array, part: jax.Array) -> jax.Array:
+                place = [chunk, layer] + [jnp.int32(0)] * (part.ndim - 1)
+                own = jax.lax.dynamic_slice(total, place, (1, 1, *part.shape[1:]))
+                return jax.lax.dynamic_update_slice(total, add(own, part[layer]), place)
+
+            return jax.tree.map(in_place, totals, parts)
+
+        repeats = self.plan.layers_per_chunk // len(self.runtime.network.segments[0].stacks)
+        return jax.lax.fori_loop(0, repeats, add_layer, totals)
 
     def _with_loss(
         self, sums: _Sums, y: jax.Array, microbatch: jax.Array, *, train: bool
@@ -391,15 +408,38 @@ class _Passes:
             first = (chunk * self.plan.stages + _stage()) * repeats
             is_filled = first + jnp.arange(repeats) < segment.repeats
         runtime = with_documents(self.runtime, self._of_batch(microbatch))
-        x, layers = pattern_of_blocks(runtime, segment, blocks, x, is_filled)
+        taken = None if self.plan.chunks == 1 else partial(self._taken, chunk)
+        x, layers = pattern_of_blocks(runtime, segment, blocks, x, is_filled, taken)
         routed = joined(layers)
         return (x, routed.penalty.sum() if routed else jnp.float32(0)), routed
 
-    def _chunk(self, number: jax.Array | int) -> Parameters:
-        return _at(self.blocks, 0 if self.plan.chunks == 1 else number)
+    @property
+    def _chunk(self) -> Parameters:
+        """What a chunk is differentiated by: its weights, or zeros in their place."""
+        if self.plan.chunks == 1:
+            return self.blocks
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), self.blocks)
+
+    def _taken(
+        self, chunk: jax.Array | int, stack: Stack, zeros: Parameters, layer: jax.Array | None
+    ) -> Parameters:
+        take = partial(_of_layer, chunk=chunk, layer=layer)
+        return jax.tree.map(take, zeros, self.blocks[stack.name])
 
     def _of_batch(self, microbatch: jax.Array | int) -> _Batch:
         return _at(self.batch, microbatch)
+
+
+@jax.custom_vjp
+def _of_layer(zeros: jax.Array, whole: jax.Array, chunk: Any, layer: Any) -> jax.Array:
+    """The layer of a chunk, as if `zeros` were its weights: compilers copy a chunk to loop over it,
+    and nothing is read of `zeros`.
+    """
+    place = [chunk, layer] + [0] * zeros.ndim
+    return jax.lax.dynamic_slice(whole, place, (1, 1, *zeros.shape)).reshape(zeros.shape)
+
+
+_of_layer.defvjp(lambda *given: (_of_layer(*given), None), lambda _, d: (d, None, None, None))
 
 
 def _stage() -> jax.Array:
@@ -441,17 +481,26 @@ def _with_gradients(sums: _Sums, gradients: Parameters) -> _Sums:
 
 
 def _gathered(runtime: Runtime, weights: Parameters) -> tuple[Runtime, Parameters]:
-    """The weights as ticks take them: whole along d_model, if the plan gathers them once."""
+    """The weights as ticks take them: whole along d_model, if the plan gathers them once, and of
+    one chunk as that.
+    """
     plan = runtime.plan
-    if plan.pipeline is None or plan.pipeline.weight_gather == "per_layer":
-        return runtime, weights
+    assert plan.pipeline is not None
 
     def gathered(leaf: Parameter, weight: jax.Array) -> jax.Array:
         found = _gathered_dimension(leaf)
         return weight if found is None else runtime.gather_matrix(weight, *found)
 
-    whole = jax.tree.map(gathered, leaves(plan), weights)
-    return replace(runtime, matrices_are_whole=True), whole
+    if plan.pipeline.weight_gather == "per_step":
+        weights = jax.tree.map(gathered, leaves(plan), weights)
+        runtime = replace(runtime, matrices_are_whole=True)
+    if plan.pipeline.chunks == 1:
+        stacks = {stack.name for stack in runtime.network.stacks}
+        weights = {
+            name: jax.tree.map(lambda x: x[0], leaf) if name in stacks else leaf
+            for name, leaf in weights.items()
+        }
+    return runtime, weights
 
 
 def _scattered(runtime: Runtime, gradients: Parameters) -> Parameters:
