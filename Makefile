@@ -119,7 +119,7 @@ bench-huggingface: setup  ## logits of transformers for small models, and those 
 	@.venv-huggingface/bin/python tests/bench/huggingface_logits.py logits build/huggingface
 	@$(BIN)/python -m pytest -m "slow or not slow" tests/test_huggingface_weights.py -k logits
 
-bench-proof: setup  ## compile 89 plans and write docs/proof-bench.md (four hours)
+bench-proof: setup  ## compile some ninety plans and write docs/proof-bench.md (four hours)
 	@$(BIN)/python -m tests.bench.proof_table && $(BIN)/python -m tests.bench.proof_serving
 
 bench-maxtext: setup $(MAXTEXT)/ready  ## compile MaxText's program and ours for fifteen runs: docs/maxtext-bench.md (hours)

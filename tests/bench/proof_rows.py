@@ -197,6 +197,7 @@ GPU_ROWS = (
     "llama3-8b h100 1 8 1.2.1.4 16 8192 full",
     # pipelines: /stages over pods.stages in a pod.chunks
     "llama3-405b h100 128 8 1.1.1.8.8/16.1.8 256 8192 keep_qkv",
+    "llama3-8b b200 1 8 1.4.1.1/1.2.2 32 8192 full",
     "mixtral-8x7b-capacity h100 8 8 1.2.4.1.1/4.1.1 128 4096 full",
 )
 
@@ -271,9 +272,8 @@ ROWS = tuple(
         "128-experts tpu7x 1 4x4x4 1.1.128.1.1 512 4096 keep_qkv",
         "128-experts-capacity v5p 1 4x4x4 1.16.4.1.1 256 4096 full",
         "64-experts-and-2-shared v5p 1 2x2x4 1.1.8.1.2 64 4096 full",
-        # pipelines within a slice and between two
+        # a pipeline within a slice
         "llama3-8b v5p 1 2x4x4 1.8.1.2/1.2.2 32 8192 full",
-        "llama3-8b v5p 2 2x2x4 1.8.1.2/2.1.2 32 8192 full",
         # latent attention
         "DeepSeek-V2-Lite v5p 1 4x4x4 1.1.64.1.1 256 4096 full",
         *GPU_ROWS,

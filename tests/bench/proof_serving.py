@@ -14,7 +14,7 @@ from orchestrator.run.serving import plan_serving
 from orchestrator.serving.programs import served_programs
 from orchestrator.values import codec
 from orchestrator.values.program import ServedProgram
-from tests.bench.proof_table import PAGE, CompiledPlan, compiled_plan, group, page
+from tests.bench.proof_table import CompiledPlan, compiled_plan, group, write_pages
 from tests.conftest import ROOT
 
 RECORD = Path(__file__).with_name("compiled_serving.json")
@@ -105,7 +105,7 @@ def main() -> None:
                 compile_row(row)
             except OrchError as error:
                 print(f"{row}: {error}", file=sys.stderr, flush=True)
-    PAGE.write_text(page(), encoding="utf-8")
+    write_pages()
 
 
 if __name__ == "__main__":

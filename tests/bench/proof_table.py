@@ -28,10 +28,11 @@ from orchestrator.proving.verdict import prove
 from orchestrator.values import codec
 from orchestrator.values.plan import Forecast, Plan
 from orchestrator.values.proof import Proof
+from tests.bench.marked_block import with_block
 from tests.bench.proof_rows import ROWS, BenchPlan, model_named
 from tests.conftest import ROOT
 
-PAGE = ROOT / "docs" / "proof-bench.md"
+PAGE, GPU_PAGE = ROOT / "docs" / "proof-bench.md", ROOT / "docs" / "proof-gpus.md"
 RECORD = Path(__file__).with_name("compiled_plans.json")
 MEMORY_SHARE, PAYLOAD_SHARE, FLOPS_SHARE = 0.05, 0.02, 0.02
 MIXTURE_MEMORY_SHARE = 0.10
@@ -215,9 +216,9 @@ def page() -> str:
         "",
         *(f"- {line}" for line in summary(rows)),
         "",
-        f"| {' | '.join(HEAD)} |",
-        "|" + "---|" * len(HEAD),
-        *(f"| {' | '.join(cells(row))} |" for row in rows),
+        "The rows of GPUs are in [their own table](proof-gpus.md#the-bench).",
+        "",
+        *table([row for row in rows if not is_of_gpus(row.row)]),
         "",
         "## Serving",
         "",
@@ -227,6 +228,18 @@ def page() -> str:
         *serving.table(),
     ]
     return "\n".join(lines) + "\n"
+
+
+def table(rows: list[Result]) -> list[str]:
+    written = [HEAD, ("---",) * len(HEAD), *map(cells, rows)]
+    return [f"| {' | '.join(texts)} |" for texts in written]
+
+
+def write_pages() -> None:
+    PAGE.write_text(page(), encoding="utf-8")
+    gpus = "\n".join(table([row for row in results() if is_of_gpus(row.row)])) + "\n"
+    of_gpus = with_block(GPU_PAGE.read_text(encoding="utf-8"), "proof bench", gpus)
+    GPU_PAGE.write_text(of_gpus, encoding="utf-8")
 
 
 def summary(rows: list[Result]) -> list[str]:
@@ -298,7 +311,7 @@ def main() -> None:
             print(f"{row}: {error}", file=sys.stderr, flush=True)
             continue
         print(*cells(result_of(row, read_record()[str(row)])), sep="  ", flush=True)
-    PAGE.write_text(page(), encoding="utf-8")
+    write_pages()
     print(*summary(results()), sep="\n")
 
 

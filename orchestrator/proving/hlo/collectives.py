@@ -132,6 +132,7 @@ def _iota(sizes: tuple[int, ...], order: str | None) -> NDArray[np.int64]:
 GATHER, SCATTER, _REDUCE = "all-gather", "reduce-scatter", "all-reduce"
 PERMUTE, _ALL_TO_ALL = "collective-permute", "all-to-all"
 KINDS = {GATHER, SCATTER, _REDUCE, PERMUTE, _ALL_TO_ALL}
+_PIPELINE = "pipeline"  # the axis of stages in a slice
 _STAGES = "stage_exchange"  # what the trainer calls transfers between stages
 _PART = re.compile(r'"async_collective_fusion_config":\{"flag_start":"(-?\d+)"')
 _FIRST_PART = "-1"
@@ -188,42 +189,60 @@ def logical_payloads(
         elif logical == SCATTER and is_padded_part:
             unpadded = 0.0
         axes, dtype = mesh.axes_of(group), DTYPES.get(array.dtype, array.dtype)
-        if across := tuple(axis for axis in axes if axis in mesh.between):
-            slices = len({mesh.place(partition) // mesh.domain for partition in group})
-            axes, near = tuple(axis for axis in axes if axis not in across), ways // slices
-            # A permute has one peer, behind the slowest of its links.
-            whole = logical == PERMUTE
-            part = unpadded if whole or logical == _REDUCE else unpadded / near
-            shared = tuple(axis for axis in across if axis in SHARED_OVER_DCN)
-            apart = [shared] if shared else []
-            apart += [(axis,) for axis in across if axis not in shared]
-            for joined in [across[:1]] if whole else apart:
+        slices = len({mesh.place(partition) // mesh.domain for partition in group})
+        near = ways // slices if any(axis in mesh.between for axis in axes) else ways
+        for joined, crosses in _written_apart(mesh, axes, logical):
+            if crosses:
+                # Reductions and permutes send all between slices, others what a device has there.
+                part = unpadded if logical in (PERMUTE, _REDUCE) else unpadded / near
+                members = prod(mesh.axes[axis] for axis in joined)
                 yield DcnSend(
                     name=instruction.name,
                     kind=logical,
                     dtype=dtype,
-                    payload_bytes=times
-                    * sent_bytes(logical, part, prod(mesh.axes[axis] for axis in joined)),
+                    payload_bytes=sent_bytes(logical, part, members) * times,
                     padding_bytes=0.0,
                     calls=times,
                     axes=joined,
                     line=named_line(instruction.op_name),
                     **_origin_of(flow, given),
                 )
-            if whole or not axes:
                 continue
-        else:
-            near = ways
-        payload = sent_bytes(PERMUTE if runs == PERMUTE else logical, unpadded, near)
-        yield CompiledCollective(
-            kind=logical,
-            axes=axes,
-            dtype=dtype,
-            payload_bytes=payload * times,
-            executed_kind=runs,
-            executed_bytes=sent_bytes(runs, volume, near) * times,
-            calls=times,
-        )
+            others = {axis for axis in axes if axis not in mesh.between} - {*joined}
+            members = near // prod(mesh.axes[axis] for axis in others)
+            payload = sent_bytes(PERMUTE if runs == PERMUTE else logical, unpadded, members)
+            yield CompiledCollective(
+                kind=logical,
+                axes=joined,
+                dtype=dtype,
+                payload_bytes=payload * times,
+                executed_kind=runs,
+                executed_bytes=sent_bytes(runs, volume, members) * times,
+                calls=times,
+            )
+
+
+def _written_apart(
+    mesh: DeviceMesh, axes: tuple[str, ...], kind: str
+) -> Iterator[tuple[tuple[str, ...], bool]]:
+    """The groups of axes over which the trainer writes a collective, and which lie between slices:
+    the compiler for GPUs merges sums over stages, replicas and devices that share weights.
+    """
+    across = tuple(axis for axis in axes if axis in mesh.between)
+    if across and kind == PERMUTE:  # one peer, behind the slowest of its links
+        yield across[:1], True
+        return
+    if shared := tuple(axis for axis in across if axis in SHARED_OVER_DCN):
+        yield shared, True
+    for axis in across:
+        if axis not in shared:
+            yield (axis,), True
+    near = tuple(axis for axis in axes if axis not in across)
+    if kind == _REDUCE and _PIPELINE in near and len(near) > 1:
+        yield (_PIPELINE,), False
+        near = tuple(axis for axis in near if axis != _PIPELINE)
+    if near or not across:
+        yield near, False
 
 
 def is_further_part(instruction: Instruction) -> bool:
