@@ -99,7 +99,7 @@ class UnknownRun(UnknownName):
 
 
 class MissingExtra(OrchError):
-    """Optional packages are not installed. The next command installs the extra that has them."""
+    """Optional packages are missing. The next command installs the extra that has them."""
 
 
 class ProofUnavailable(OrchError):

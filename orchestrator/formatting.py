@@ -179,7 +179,7 @@ class _Filler(Formatter):
         return show(value) if show else str(super().format_field(value, format_spec))
 
 
-# What a field may have in place of a format: `{step_s:seconds}`.
+# Names that a field may have as its format: `{step_s:seconds}`.
 _SHOWN_BY: dict[str, Callable[[Any], str]] = {
     "GiB": lambda value: f"{value / GIB:,.2f} GiB",
     "whole GiB": lambda value: f"{value / GIB:,.0f} GiB",

@@ -42,8 +42,8 @@ class Program:
     arrange: Callable[[np.ndarray], dict[str, np.ndarray]]
     init: Callable[[int], dict[str, _Tree]]  # of a seed: the same values on every mesh
     # Jitted, the state donated: (state, batch) -> (state, metrics), where metrics is a flat dict of
-    # replicated fp32 scalars with at least `METRICS`. Its gradient is of the mean loss over all
-    # tokens of the batch. `lowered()` is compiled ahead of time, with `compiler_options`.
+    # replicated fp32 scalars with at least `METRICS`. It takes the gradient of the mean loss over
+    # all tokens of the batch. `lowered()` is compiled ahead of time, with `compiler_options`.
     step: jax.stages.Wrapped
     # What MFU counts (`orchestrator.planning.flops`): of all devices, no recompute.
     model_flops_per_step: float

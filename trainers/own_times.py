@@ -58,7 +58,7 @@ class OwnTimes(AbstractContextManager["OwnTimes"]):
         self._matrices = jax.device_put(jnp.full(shape, 1 / _SIZE, jnp.bfloat16), kind)
 
         def work(after: jax.Array, x: jax.Array) -> jax.Array:
-            # The scalar `after` is of a step: the work begins when that has ended.
+            # The scalar `after` comes from a step: the work begins when that has ended.
             y = x + (0 * after).astype(x.dtype)
             return jax.lax.fori_loop(0, count, lambda _, y: jnp.matmul(x, y), y)[:, 0, 0]
 

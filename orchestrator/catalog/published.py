@@ -181,7 +181,7 @@ class GpuConstants(Value):
             mixtures=(1 - self.months) ** age * (self.shared["fused"] if fused else 1.0),
             software=self.software.get(software, self.software[OTHER]),
             shared=self.shared,
-            # What a type adds on a chip without such runs is as unsure as its prior.
+            # A type's surplus on a chip without such runs is as unsure as its prior.
             spread=hypot(
                 self.spreads[f"{new}{what}"], 0.0 if self.jobs.get(name) else UNKNOWN_TYPE
             ),

@@ -160,7 +160,7 @@ def report_command(
     if len(runs) > 1 and not watches:
         raise click.UsageError("a page is of one RUN; --watch and orch compare take several")
     if watches and (out or detail):
-        raise click.UsageError("--watch serves a page: -o, --brief and --full are of a file")
+        raise click.UsageError("--watch serves a page: -o, --brief and --full go with a file")
     run = shared.or_newest(runs[0] if runs else None, storage)
     if watches:
         from orchestrator.show.watch import serve  # noqa: PLC0415  a long import

@@ -126,7 +126,7 @@ class Monitor:
             if (saved.claim, saved.attempt) == (self.writer.number, self.args.attempt):
                 recorded = self.writer.record_checkpoint(saved.step, saved.sha256)
                 self.new_save = self.new_save or recorded
-        # What was seen is no reason to end a run whose disk is full: the next look records it.
+        # A run whose disk is full goes on: the next look records what was seen.
         with suppress(errors.JournalUnwritable):
             for beat in beats.values():
                 if (check := beat.host_check) and check.attempt == self.args.attempt:

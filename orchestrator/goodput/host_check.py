@@ -40,7 +40,7 @@ def slow_hosts(taken: HostSeconds) -> list[SlowHost]:
             spread = _MAD * median(abs(taken_s - middle) for taken_s in column)
             least = max(least, _DEVIATIONS * spread / middle)
         for rank, taken_s in enumerate(column):
-            # Of few hosts, a slow one would move the median of all.
+            # Among few hosts, a slow one would move the median of all.
             others = middle if hosts >= _MANY else median([*column[:rank], *column[rank + 1 :]])
             if taken_s - others > max(least * others, least_s):
                 slow = SlowHost(

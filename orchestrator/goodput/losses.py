@@ -283,7 +283,7 @@ class SoFar(Value):
     running_s: float  # since its first attempt began
     steps_done: int
     steps: int
-    # None before the second step. It is of the stage in which the newest of the first
+    # None before the second step. It belongs to the stage in which the newest of the first
     # `measured_steps` lies: where a stage has just begun it is the one before.
     median_step_s: float | None
     measured_steps: int

@@ -113,7 +113,7 @@ RING_AXES = tuple(axis.name for axis in _MESH_AXES if axis.ring)
 PIPELINE = LOGICAL_AXES["layers"]
 # Axes that a plan names only where they have several devices: only mixtures have experts.
 _NAMED_IN_USE = {"expert", "expert_dcn", "sequence_dcn", *PIPELINE}
-# Of these, those that a plan's mesh has only then; trainers' meshes always have all of AXES.
+# Those that a plan's mesh has only then; trainers' meshes always have all of AXES.
 OPTIONAL_AXES = tuple(axis for axis in AXES if axis in _NAMED_IN_USE - {"expert"})
 
 

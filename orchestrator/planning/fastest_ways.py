@@ -40,7 +40,7 @@ def fastest_ways(layout: Training, key: Ints, margin: float) -> tuple[Ways, Leas
         fits &= (hosts == 0) | (layout.stages == 1)
     # Seconds of a step: of recomputation, of HBM traffic of activations, and of all else that a
     # policy costs: its collective at the rate of a whole torus axis, and what nothing hides, which
-    # is no part of the mean.
+    # does not count in the mean.
     chip = layout.chip
     repeated_s = flops.blocks_recompute_flops(layout) / device_peak(layout)
     attention_s = flops.attention_recompute_flops(layout) / activation_peak(layout)

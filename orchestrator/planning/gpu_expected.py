@@ -98,7 +98,7 @@ def gpu_work(layout: Training, lines: list[LedgerLine]) -> GpuWork:
         behind=np.where(layout.chunks > 1, 1.0, 0.0),
         overlapped=hidden,
     )
-    # What a microbatch does takes longer where stages of a pipeline wait at the ends of a step.
+    # A microbatch takes longer where stages of a pipeline wait at the ends of a step.
     longer = {name: getattr(work, name) * (1 + layout.bubble) for name in _OF_MICROBATCHES}
     return replace(work, **longer)
 
@@ -107,7 +107,7 @@ _OF_MICROBATCHES = (
     "linear_s", "routed_s", "wide_s", "attention_s", "passes_s", "casts_s", "rows_s", "biases_s",
     "tensor_s", "waits", "sequence_s", "tokens_s", "tokens_out_s", "layers", "mixtures",
 )  # fmt: skip
-# Of one microbatch, the share of its time in which gradients can leave: backward, and the next
+# The share of a microbatch's time in which gradients can leave: backward, and the next
 # forward that gathers weights.
 LAST_MICROBATCH = 0.6
 
@@ -135,7 +135,7 @@ def waits_for_host(chip: Chip) -> bool:
     return fast and chip.pod_chips.value <= SMALL_DOMAIN
 
 
-# What each part is called, and how it is computed from the work and what is known.
+# The name of each part, and how it follows from the work and what is known.
 _PARTS: dict[LineKind, tuple[str, str]] = {
     "matmul": (
         "matmuls",

@@ -152,7 +152,7 @@ def _infeasible_text(reasons: tuple[Reason, ...], suggestions: tuple[Suggestion,
         sequences = f"{nearest.sequences:,} sequences"
         if nearest.batch_change:
             sequences += f" ({fmt.change_by(1 + nearest.batch_change)})"
-        # What the plan takes and costs: what is expected, or the bound where nothing is.
+        # Time and dollars of the plan: the expected ones, or the bound where none is expected.
         memory = nearest.memory_bytes_per_device / fmt.GIB
         takes = f"{nearest.chips:,} {nearest.chip} chips, {sequences}"
         takes += f", remat {summary_of(nearest.remat)}"

@@ -249,7 +249,7 @@ class _SlicesSearch:
         ends = np.cumsum(counts)
         # A row for each mesh and a column for each of its placements, so that what links do not
         # change is computed once for a mesh. Those with about as many placements go together; the
-        # last placement fills up the row.
+        # last placement completes the row.
         by_count = np.argsort(-counts, kind="stable")
         while len(by_count):
             chunk, by_count = np.split(by_count, [max(_CELLS_AT_ONCE // counts[by_count[0]], 1)])

@@ -177,7 +177,7 @@ def nearest_specs(spec: Spec, *, lacks_memory: bool) -> tuple[Suggestion, ...]:
     sequences, pods = experiment.batch.sequences, spec.resources.pods.max
     # The nearest batch that is a power of two on each pod, which most meshes divide.
     even = int(pods * 2 ** round(log2(max(sequences / pods, 1))))
-    # What else is changed where one change is not enough, step by step.
+    # Further changes where one is not enough, step by step.
     steps: list[tuple[str, int | str, bool]] = [
         (MESH, AUTO, spec.resources.mesh != MeshRequest()),
         (MICROBATCHES, AUTO, experiment.batch.microbatches is not None),

@@ -159,7 +159,7 @@ def _work(plan: Plan) -> StepWork:
         return lines[kind].inputs[name] if kind in lines else 0.0
 
     calls, slowest = of("slice_wait", "calls"), of("exposed_gathers", "slowest")
-    # What the compiler's schedule has a part in is here without it.
+    # Expectations that the compiler's schedule has a part in are here without it.
     fixed = sum(
         lines[kind].value / lines[kind].inputs.get("runs", 1.0)
         for kind in ("elementwise", "offload")

@@ -42,7 +42,7 @@ def make_plan(spec: Spec) -> values.Plan:
 
 
 def make_plans(spec: Spec, most: int) -> list[values.Plan]:
-    """Return the plan of a spec, then its runners-up of other kinds; with stages there are none."""
+    """Return the plan of a spec, then its runners-up of other kinds (not for stages)."""
     if spec.experiment.stages:
         return [joined(spec, placed(spec, list(_stage_plans(spec))))]
     request = search.search_request(spec)

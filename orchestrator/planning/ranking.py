@@ -24,10 +24,10 @@ _SAME = 0.001
 # A policy that offloads has to gain more than the forecast knows. Two published jobs were timed
 # with and without it (tp_v6e4_8b, tp_v6e256_8b_splash): what it changed was off by 2.2 and 1.8 %.
 OFFLOAD_GAIN = 0.02
-# Of plans this close by the first rule, one that is expected to be faster by more than the forecast
+# Among plans this close by the first rule, one expected to be faster by more than the forecast
 # knows goes first.
 SURE_WITHIN = 0.05
-# Whether the sends of a pipeline run beside its products, no published run of such a chip shows.
+# No published run of such a chip shows whether the sends of a pipeline run next to its products.
 PIPELINE_GAIN = 0.05
 PIPELINE_RULE = f"; a pipeline has to gain more than {PIPELINE_GAIN:.0%}"
 RULE = (

@@ -70,7 +70,7 @@ def time_lines(layout: Training) -> list[LedgerLine]:
     return lines + hops
 
 
-# What the passes of a pipeline do in each tick; words and losses are made once for a microbatch.
+# Lines of a pipeline's passes, in each tick; words and losses are made once a microbatch.
 _IN_TICKS: tuple[LineKind, ...] = (
     "matmul", "copied_heads", "expert_padding", "expert_imbalance", "matmul_recompute", "attention",
     "attention_recompute", "activation_traffic", "activation_gather", "activation_scatter",

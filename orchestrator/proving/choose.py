@@ -36,7 +36,7 @@ OnProgress = Callable[[str, str], None]  # how far it is, and what changes often
 
 
 class ComparedProgram(Value):
-    """A plan that was compiled, or why not. `overrides` pin it. Seconds are of a step: `expected_s`
+    """A plan that was compiled, or why not. `overrides` pin it. Seconds of one step: `expected_s`
     by published runs, `scheduled_s` by the compiler, with its `kinds`. `repeated_share` of the
     FLOPs are computed twice by the compiler's own choice, to save memory. `failure`: why it has no
     schedule; a plan whose bound is above the best schedule is not compiled.
@@ -122,7 +122,7 @@ def search_programs(
         winner = next(each for each in first if program_digest(each.plan) == best.program)
         after += [with_options(winner, options) for options in other_options(best.plan)]
     search.run([each for each in after if program_digest(each.plan) not in known][:spare])
-    # Of schedules that agree in three digits, the one that changes least comes first.
+    # If schedules agree in three digits, the plan that changes least comes first.
     compared = sorted(
         search.compared,
         key=lambda each: (

@@ -359,7 +359,7 @@ def _compared_flops(plan: AnyPlan, compiled: programs.Compiled) -> tuple[Compari
     return tuple(line for line in lines if line.compiled or line.forecast)
 
 
-# What each tick of a pipeline does, also one in which a stage has no work: all stages run one
+# Lines of every tick of a pipeline, also of one in which a stage has no work: all stages run one
 # program. The ledger has the seconds of these as the bubble.
 _IN_TICKS = frozenset(
     {

@@ -27,7 +27,7 @@ class Platform:
     """One compiler. `title` is its name in messages, `jax_name` that of its platform in JAX;
     compiled programs depend on the versions of `packages`. `target` gives name and options of a
     plan's devices, as `get_topology_desc` takes them, and `rates` what prices a schedule, if it is
-    known. `options` are of the proof alone, added to the plan's; with `beyond_hbm` the compiler
+    known. `options` hold for the proof only, added to the plan's; with `beyond_hbm` the compiler
     takes what memory cannot hold. One that never refuses lacks these: the proof compares the peak.
     """
 

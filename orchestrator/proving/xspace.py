@@ -174,7 +174,7 @@ class _Plane:
             for start, end, event in self.spans(line) if line.name.startswith(_STREAM) else ():
                 stats, metadata = self.stats(event), self.events[event.metadata_id]
                 if "hlo_op" not in stats:
-                    # A copy to or from the host is no operation of a program.
+                    # Copies to and from the host are not operations of a program.
                     if metadata.name.startswith(_COPY):
                         device.sent.append((start, end, metadata.name))
                     continue

@@ -255,7 +255,7 @@ class _Config:
         """Return how RoPE is stretched, and bases that a newer config has elsewhere."""
         try:
             fields = families.rope_of(self.values, scales_scores=family.latent)
-            # What a config says of global layers is all of it.
+            # A config that says something of global layers says all of it.
             if fields and "global_rotary_share" in family.own:
                 fields.setdefault("global_rotary_share", 1.0)
             return fields

@@ -104,7 +104,7 @@ def ui(
 
 
 def _places_by_uri(storage: Path) -> dict[str, list[Destination]]:
-    """Return where the runs of a storage are recorded, databases last: each is served alone."""
+    """Return where the runs of a storage are recorded, databases last: each is served by itself."""
     notes = [tracking.read_sync_state(journal) for journal in list_journals(storage)]
     found = dict.fromkeys(
         note.destination

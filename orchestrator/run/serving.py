@@ -45,7 +45,7 @@ def plan_serving_of(
     """Return how the model of a run is served on one slice of its chips; of a rehearsal, the model
     and the chips of the plan that it rehearses. `overrides` change its serving spec.
     """
-    # Few plans are of a run, and both are heavy to import.
+    # Few plans come from a run, and both are heavy to import.
     from orchestrator.journal.listing import find_run  # noqa: PLC0415
     from orchestrator.reading.examples import spec_text  # noqa: PLC0415
 

@@ -71,7 +71,7 @@ def explain_screen(sheet: explained.Explanation, next_command: str) -> ui.Screen
     changed = f", with {' '.join(sheet.overrides)}" if sheet.overrides else ""
     chips = fmt.counted(sheet.chips, f"{sheet.chip} chip")
     headline = f"{sheet.name}: {sheet.model} on {chips}, {slices}, worked out by hand{changed}"
-    # What the derivation says without a plan, and what is planned.
+    # The derivation without a plan, and what is planned.
     summary, planned = sheet.summary, "no realizable plan"
     by_hand = f"{fmt.lasting(summary.days)} at {explained.assumed(summary.mfu)}"
     if summary.mixed_times is not None:

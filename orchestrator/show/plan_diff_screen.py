@@ -287,7 +287,7 @@ _NAMES = {
 
 def proof_diff_screen(diff: ProofDiff, names: tuple[str, str]) -> ui.Screen:
     schedules = [proof.schedule for proof in diff.proofs if proof.schedule]
-    verdict = "There is no schedule of both: the catalog has no clock for a chip."
+    verdict = "One has no schedule: the catalog lacks the clock of its chip."
     if len(schedules) == 2:
         ratio = schedules[1].total_s / schedules[0].total_s
         word = "longer" if ratio > 1 else "shorter"

@@ -1,4 +1,4 @@
-"""What values are made of: their base, the kinds of their fields, their JSON and their digests."""
+"""The base of values, the kinds of their fields, their JSON and their digests."""
 
 import hashlib
 import re
@@ -44,7 +44,7 @@ class Value:
 
 
 class Shown:
-    """What Python shows as one line and a notebook as a table, and pandas takes as a frame."""
+    """Shown by Python as one line, by a notebook as a table, and taken by pandas as a frame."""
 
     def _line(self) -> str:
         raise NotImplementedError

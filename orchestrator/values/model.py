@@ -90,7 +90,7 @@ Activation = Literal["silu", "gelu", "gelu_exact", "relu", "relu2", "clamped_swi
 
 
 class RopeScaling(codec.Value):
-    """How RoPE is stretched by a factor: all frequencies alike (linear), the slow ones alone
+    """How RoPE is stretched by a factor: all frequencies alike (linear), only the slow ones
     (llama3), or between the two by how often they turn (yarn).
 
     Attributes:

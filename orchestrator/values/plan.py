@@ -1,4 +1,4 @@
-"""The Plan: what will be done, and its Forecast; or why there is none. Plain values, no JAX."""
+"""The Plan with its Forecast, or why a spec has no plan. Plain values, no JAX."""
 
 from dataclasses import asdict, dataclass, replace
 from math import ceil
@@ -20,7 +20,7 @@ CollectiveKind = Literal[
     "all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute"
 ]
 
-# What a ledger line counts. Its name is for people, its kind for code.
+# The quantity of a ledger line. Its name is for people, its kind for code.
 LineKind = Literal[
     # bytes
     "parameters", "optimizer_state", "copied_heads", "vocab_padding", "routed_rows", "gradients",
@@ -328,7 +328,7 @@ class Plan(Shown, Value):
     `llama`.
 
     With `stages` there is a plan for each, which has its place as `stage`. All else is then that of
-    the first, but tokens, goodput, days, chip-hours, dollars and `fits` are of the whole run, and
+    the first, but tokens, goodput, days, chip-hours, dollars and `fits` count the whole run, and
     `bound` and `bound_by` of the longest stage.
     """
 
@@ -477,7 +477,7 @@ _DIGESTED_IF_GIVEN = (
 )  # fmt: skip
 
 
-# Of the precision, of the model and of its mixture.
+# Those of the precision, of the model and of its mixture.
 _LATER_KEYS: tuple[tuple[str, ...], ...] = (
     ("first_moment",),
     ("learned_positions", "global_head_dim", "global_kv_heads", "global_rotary_share",

@@ -126,7 +126,7 @@ class Schedule(Value):
 
     `low_s` and `high_s` are the ends of the 80 % interval of a measured step, learned from programs
     of published runs. `never_judged` says what this program has and none of those had: then there
-    is no interval, and the seconds serve to compare programs.
+    is no interval: the seconds serve to compare programs.
     """
 
     total_s: float

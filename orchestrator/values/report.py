@@ -71,7 +71,7 @@ class GapPart(Value):
 
 
 class Suspect(Value):
-    """A resource, and the share of its peak at which it alone would explain the measured time."""
+    """A resource, and the share of its peak that explains the measured time without any other."""
 
     resource: str
     busy_s: float
@@ -152,7 +152,7 @@ class StageReport(Value):
 
 
 class StageTotals(Value):
-    """What the stages of a run took together. `predicted_s` is for the steps that are done."""
+    """Seconds of all stages of a run. `predicted_s` is for the steps that are done."""
 
     steps_done: int
     tokens_done: int

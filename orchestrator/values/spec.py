@@ -155,7 +155,7 @@ class TrackingOptions(codec.Value):
 
 
 class FailureOptions(codec.Value):
-    """What fails, and how long it takes to go on. What is left out is the catalog's.
+    """How often parts fail, and how long it takes to go on. Keys left out have the catalog's value.
 
     Attributes:
         machines_per_day: The share of machines (hosts) that fail in a day; the chip's rate when

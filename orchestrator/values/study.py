@@ -126,7 +126,7 @@ class StudyStatus(Value):
 
 
 class PlanFigures(Value):
-    """What the plans of all trials have."""
+    """The values that the plans of all trials share."""
 
     plan_digest: str
     pods: int

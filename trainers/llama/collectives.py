@@ -210,7 +210,7 @@ def of_stages(x: jax.Array, dimension: int) -> jax.Array:
 
 
 def from_stage(x: jax.Array, step: int, *, around: bool) -> jax.Array:
-    """What the stage `step` before has; `around`, the first stage's neighbour is the last."""
+    """The array of the stage `step` before; `around`, the first stage's neighbour is the last."""
     stages = jax.lax.axis_size(PIPELINE)
     pairs = [(stage, (stage + step) % stages) for stage in range(stages)]
     if not around:

@@ -415,7 +415,7 @@ class _Passes:
 
     @property
     def _chunk(self) -> Parameters:
-        """What a chunk is differentiated by: its weights, or zeros in their place."""
+        """The variables of a chunk's derivative: its weights, or zeros in their place."""
         if self.plan.chunks == 1:
             return self.blocks
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), self.blocks)

@@ -161,7 +161,7 @@ class ExplanationSummary(Value):
 
 
 class Explanation(Value):
-    """Everything `orch explain` says. Without a plan, `no_plan` says why there is none, and there
+    """Everything `orch explain` says. Without a plan, `no_plan` says why, and there
     are no `differences`.
 
     `expectation` is None without a plan, and for chips of which no run was ever published here;

@@ -314,7 +314,7 @@ def priced(run: GpuRun) -> str:
 
 
 def _folds(runs: list[GpuRun], key: Key) -> Iterator[tuple[str, GpuConstants, list[GpuRun]]]:
-    """Yield each key with the constants of all other rows, but for other editions of its jobs."""
+    """Yield each key with constants of all other rows; other editions of its jobs are left out."""
     for name in sorted(set(map(key, runs))):
         test = [run for run in runs if key(run) == name]
         jobs = {run.job for run in test}

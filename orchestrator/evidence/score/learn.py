@@ -75,7 +75,7 @@ _OF_COLLECTIVES = frozenset(
 _UNITS = (128, 256)  # edges of matrix units
 _MATMUL = _Unknown(name="matmul", mean=1.35, deviation=0.5, least=1.0, most=10.0)
 _CHIP_DEVIATION = 0.08  # of a chip's matmul from that of its matrix unit
-# What only mixtures show. A transfer of a row takes tens of nanoseconds, however short the row is;
+# Only mixtures show these. A transfer of a row takes tens of nanoseconds, however short the row is;
 # a row of biases costs a gather, and a scatter that adds its gradient to what is there.
 _OF_MIXTURES = (
     _Unknown(name="row_move_s", mean=15e-9, deviation=10e-9, least=0.0, most=1e-6),
@@ -305,7 +305,7 @@ def _is_narrow(sample: Sample) -> bool:
 
 
 def _dense_of(samples: list[Sample]) -> list[Sample]:
-    """Return the dense runs in the types of activations; all runs where there is none."""
+    """Return the dense runs in the types of activations, or all runs if none is dense."""
     return [s for s in samples if not (s.run.model.moe or _is_narrow(s))] or samples
 
 

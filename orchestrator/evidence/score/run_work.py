@@ -42,7 +42,7 @@ def _flop_count(run: PublishedRun) -> _FlopCount | None:
 
 
 def _attention_share(run: PublishedRun, local: float, whole: float = 1.0) -> float:
-    """Return attention of all layers over global ones; `local` has a window, `whole` has none."""
+    """Return attention of all layers over global ones; `local` has a window, `whole` does not."""
     window = run.window
     if window is None:
         return whole

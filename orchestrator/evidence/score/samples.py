@@ -207,7 +207,7 @@ class Retention(Value):
 
 
 class Summary(Value):
-    """Errors are of the expected step time, as fractions; `inside_interval` is a share of rows."""
+    """Errors of the expected step time, as fractions; `inside_interval` is a share of rows."""
 
     rows: int
     left_out: int
@@ -326,7 +326,7 @@ class Sample(Value):
 
     @property
     def masks_s(self) -> float:
-        """Seconds at the peak of products with masks of rows, and of what they make again."""
+        """Seconds at the peak of products with masks of rows, and of what these compute again."""
         return float(sum(line.value for line in self.lines if line.name == run_work.MASKS))
 
     def _overhead_s(self, efficiency: Efficiency) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""What each operation of a compiled program is, by its name: what a trace needs to know of it."""
+"""The operations of a compiled program by name, with what a trace needs to know of them."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator

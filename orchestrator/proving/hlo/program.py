@@ -47,7 +47,7 @@ class _SourceTables:
         of_trainer = tuple(filter(None, map(_trainer_line, stack)))
         if of_trainer:
             return of_trainer
-        # `maxtext/layers/decoders.py:62 (apply)` of an installed package that is no library
+        # `maxtext/layers/decoders.py:62 (apply)` of an installed package other than a library
         places = [(place, place.file.rpartition("/site-packages/")[2]) for place in stack]
         return tuple(
             f"{inside}:{place.line} ({place.function})"

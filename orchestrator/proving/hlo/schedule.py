@@ -155,7 +155,7 @@ class SchedulePass:
         opcodes = {part.opcode for _, part in parts}
         # Estimates of passes and relayouts are up to fifteen times their own bundles, and their
         # bytes take longer than their bundles (docs/proof.md). So are those of products with passes
-        # in their fusion, which run beside the products.
+        # in their fusion, which run at the same time as the products.
         bytes_s = moved_bytes(self.program, self.where, op) / self.transfers.rates.hbm_bytes_per_s
         products = [(at, part) for at, part in parts if flops.is_product(part)]
         if not products:
