@@ -29,14 +29,31 @@ class ServingConstants(EngineConstants):
         return EngineConstants(**own)
 
 
+class FirstToken(Value):
+    """The TTFT of an engine: `begins_s` before the first step of a request, and a `share` of the
+    time that a simulation with its constants has.
+    """
+
+    begins_s: float
+    share: float
+
+
+_Table = Mapping[str, Mapping[str, Mapping[str, float]]]
+
+
 class _Learned(Value):
-    """The file: spreads where the engine is known and where it is not, the factors over all times
-    of versions of a software, constants by engine and chip, and the shares of a baseline.
+    """The file: half widths of intervals by what is known of a run, the factors over all times of
+    versions of a software, constants by engine and chip, those of `disaggregated` slices, what
+    becomes of prompts there (`handover`), first tokens, and the shares of a baseline.
     """
 
     spread: Mapping[str, float]
     version: Mapping[str, float]
-    constants: Mapping[str, Mapping[str, Mapping[str, float]]]
+    constants: _Table
+    disaggregated: _Table
+    disaggregated_version: Mapping[str, float]
+    handover: Mapping[str, float]
+    ttft: Mapping[str, FirstToken]
     baseline: Mapping[str, float]
 
 
@@ -84,18 +101,20 @@ def engines() -> tuple[str, ...]:
     return (ANY_ENGINE, *sorted(name for name in learned().constants if name != ANY_ENGINE))
 
 
-def constants_of(engine: str, chip: str) -> ServingConstants:
+def constants_of(engine: str, chip: str, *, disaggregated: bool = False) -> ServingConstants:
     """Return the constants of an engine on a chip: of the engine by itself where no run on the chip
     is published, and of any engine where none is.
     """
-    table = learned().constants
+    table = learned().disaggregated if disaggregated else learned().constants
     own = table.get(engine, {})
-    found = own.get(chip, own.get(ANY_ENGINE))
-    spread = learned().spread["known"]
+    found, spread = own.get(chip, own.get(ANY_ENGINE)), "known"
     if found is None or engine == ANY_ENGINE:
         others = table[ANY_ENGINE]
-        found, spread = others.get(chip, others[ANY_ENGINE]), learned().spread["unknown"]
+        found, spread = others.get(chip, others[ANY_ENGINE]), "unknown"
+    elif disaggregated:
+        spread = "disaggregated"
     numbers = {name: value for name, value in found.items() if name != "runs"}
     return msgspec.convert(
-        {**numbers, "runs": int(found["runs"]), "spread": spread}, ServingConstants
+        {**numbers, "runs": int(found["runs"]), "spread": learned().spread[spread]},
+        ServingConstants,
     )

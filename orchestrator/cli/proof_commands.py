@@ -189,7 +189,7 @@ def _exit_code(*proofs: Proof) -> int:
     help="Learn anew without each document, source and chip, or software; score what was left out.",
 )  # fmt: skip
 @click.option(
-    "--kind", type=click.Choice(["training", "gpu", "serving"]),
+    "--kind", type=click.Choice(["training", "gpu", "serving", "disaggregated"]),
     help="Which of the project's runs, without RUNS.csv.  [default: training]",
 )  # fmt: skip
 @click.option("--own", is_flag=True, help="Learn from your own runs on chips, in --storage.")
@@ -205,7 +205,8 @@ def score_command(
 
     RUNS.csv has the columns of the project's own file, which is the default. A row that cannot be
     planned or converted is listed with its reason and counts in no figure. A file with the columns
-    of gpu_runs.csv is about training on GPUs, one with those of serving_runs.csv about serving.
+    of gpu_runs.csv is about training on GPUs, one with those of serving_runs.csv, or of
+    serving_disaggregated_runs.csv, about serving.
 
     --own keeps what your runs teach of each kind of chip, apart from the published constants:
     `orch plan --profile DIGEST` uses it. A rehearsal teaches nothing of chips.
@@ -221,12 +222,15 @@ def score_command(
         learned = orch.score_own(storage)
         show(learned, lambda: own_score_screen(learned), as_json=as_json)
         return
-    if kind == "serving" or (kind is None and runs and orch.is_serving(runs)):
+    apart = kind == "disaggregated"
+    if apart or kind == "serving" or (kind is None and runs and orch.is_serving(runs)):
         # Few scores are of serving.
         from orchestrator.show.serving_screen import serving_score_screen  # noqa: PLC0415
 
-        served = orch.score_serving(runs, without=without)
-        other = "orch score --kind serving" + ("" if without else " --without document")
+        served = orch.score_serving(runs, without=without, disaggregated=apart)
+        other = f"orch score --kind {kind or 'serving'}" + (
+            "" if without else " --without document"
+        )
         show(served, lambda: serving_score_screen(served, other), as_json=as_json)
         return
     if kind == "gpu" or (kind is None and runs and orch.is_gpu(runs)):

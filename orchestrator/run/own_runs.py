@@ -6,7 +6,7 @@ from pathlib import Path
 from orchestrator.errors import JournalUnreadable, SpecError
 from orchestrator.evidence.report import make_report
 from orchestrator.evidence.score.own_rows import csv_text, own_row
-from orchestrator.evidence.score.samples import SkippedRow
+from orchestrator.evidence.score.published_runs import SkippedRow
 from orchestrator.journal.listing import find_run, list_runs
 from orchestrator.journal.run_journal import Journal
 from orchestrator.planning.own_runs import OWN_SCHEMA, Measured, OwnConstants, learn

@@ -11,6 +11,7 @@ import numpy as np
 from orchestrator.errors import SpecError
 from orchestrator.evidence.explain.serving import ServingExplanation, derive
 from orchestrator.evidence.score import serving as evaluate
+from orchestrator.evidence.score.serving_runs import DISAGGREGATED
 from orchestrator.reading.load_serving import load_serving as load
 from orchestrator.reading.offer_options import WrongOption, serving_request
 from orchestrator.reading.problems import SpecText
@@ -130,12 +131,13 @@ def score_serving(
     runs: str | Path | None = None,
     *,
     without: Literal["document", "group", "software"] | None = None,
+    disaggregated: bool = False,
 ) -> evaluate.ServingScore:
     """Compare forecasts of published serving runs with what they reached. `runs` is a CSV file, by
-    default the project's own. `without` learns the constants anew without each document or
-    software, and scores what it left out.
+    default the project's own, of which one is `disaggregated`. `without` learns the constants anew
+    without each document or software, and scores what it left out.
     """
-    path = Path(runs) if runs else None
+    path = Path(runs) if runs else DISAGGREGATED if disaggregated else None
     if without:
         return evaluate.cross_validated(without, path)
     return evaluate.with_catalog_constants(path)

@@ -13,7 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from orchestrator.planning.torus import Floats
+from orchestrator.serving import step
+from orchestrator.serving.layout import Serving
 from orchestrator.values.codec import Value
+from orchestrator.values.serving import EngineConstants
 
 _BURST = 8  # requests that come at once
 _PERCENTILES = (50, 95, 99)
@@ -61,6 +64,15 @@ class StepCosts(NamedTuple):
     most: int
 
 
+def costs_of(
+    layout: Serving, mix: step.Mix, engine: EngineConstants, chunk: int, most: int
+) -> StepCosts:
+    sizes = np.arange(most + 1.0)[None]
+    found = step.rates(*step.mix_work(layout, sizes, mix), mix.chunks, engine)
+    step_s = np.broadcast_to(found.step_s, sizes.shape)[0]
+    return StepCosts(step_s, step.as_float(found.added_s) / mix.prompt, chunk, most)
+
+
 def drawn(
     kind: str, count: int, per_s: float, prompts: tuple[Floats, Floats],
     outputs: tuple[Floats, Floats], seed: int,
@@ -77,7 +89,9 @@ def drawn(
 
 
 def simulated(requests: Requests, costs: StepCosts) -> tuple[Floats, Floats, Floats, float, int]:
-    """Return TTFT, TPOT and waits of each request, the busy share, and the most in work."""
+    """Return TTFT, TPOT and waits of each request, the busy share, and the most in work. Requests
+    without a time of arrival (inf) come each when another ends, as in a closed loop.
+    """
     arrival, prompt, output = (column.tolist() for column in requests)
     step_s, count = costs.step_s.tolist(), len(arrival)
     first, last, began = [0.0] * count, [0.0] * count, [0.0] * count
@@ -85,6 +99,7 @@ def simulated(requests: Requests, costs: StepCosts) -> tuple[Floats, Floats, Flo
     ending = list[tuple[int, int]]()  # the step after which a request ends
     now = busy = 0.0
     steps = arrived = most = 0
+    closed = int(np.isfinite(requests.arrival_s).sum())  # the next request of a closed loop
     while arrived < count or waiting or ending:
         if not waiting and not ending:
             now = max(now, arrival[arrived])
@@ -103,16 +118,23 @@ def simulated(requests: Requests, costs: StepCosts) -> tuple[Floats, Floats, Flo
                 alike = min(alike, max(ceil((arrival[arrived] - now) / own_s), 1))
             took = alike * own_s
         now, busy, steps = now + took, busy + took, steps + alike
+        ended = 0
         while ending and ending[0][0] <= steps:
             last[heappop(ending)[1]] = now
+            ended += 1
         for request in ready:
             first[request] = last[request] = now
             if output[request] > 1:
                 heappush(ending, (steps + int(output[request]) - 1, request))
+            else:
+                ended += 1
+        if closed < count and ended:
+            arrival[closed : closed + ended] = [now] * min(ended, count - closed)
+            closed += ended
         most = max(most, len(ending))
-    starts, firsts, lasts = np.array(began), np.array(first), np.array(last)
+    came, starts, firsts, lasts = map(np.array, (arrival, began, first, last))
     between = (lasts - firsts) / np.maximum(requests.output - 1, 1)
-    return firsts - requests.arrival_s, between, starts - requests.arrival_s, busy / now, most
+    return firsts - came, between, starts - came, busy / now, most
 
 
 def _prefilled(

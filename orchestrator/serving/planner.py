@@ -21,7 +21,7 @@ from orchestrator.serving.ledger import memory_of, pass_lines
 from orchestrator.serving.load import (
     Requests,
     ServingLoad,
-    StepCosts,
+    costs_of,
     drawn,
     percentiles,
     simulated,
@@ -339,14 +339,7 @@ def loaded(
     copies = plan.replicas * plan.mesh["replicas"]
     most = plan.forecast.max_batch // copies
     engine = constants_of(serve.engine, plan.chip)
-    sizes = np.arange(most + 1.0)[None]
-    found = step.rates(*step.mix_work(layout, sizes, mix), mix.chunks, engine)
-    costs = StepCosts(
-        step_s=np.broadcast_to(found.step_s, sizes.shape)[0],
-        token_s=step.as_float(found.added_s) / mix.prompt,
-        chunk=serve.chunk,
-        most=most,
-    )
+    costs = costs_of(layout, mix, engine, serve.chunk, most)
     per_s = (serve.requests_per_s or _BUSY * plan.forecast.requests_per_s.expected) / copies
     if given is None:
         prompts, outputs = (

@@ -29,7 +29,8 @@ from orchestrator.values.serving import (
 )
 
 _INTERVAL = "80 % interval"
-_FIGURES = {"output_tokens": "output tokens/s", "tpot": "TPOT"}
+_FIGURES = {"output_tokens": "output tokens/s", "tpot": "TPOT", "ttft": "TTFT",
+            "cache_room": "room for cache"}  # fmt: skip
 
 
 def _lengths(lengths: tuple[LengthShare, ...]) -> str:
@@ -362,7 +363,8 @@ def serving_score_screen(score: ServingScore, next_command: str) -> ui.Screen:
             part.baseline_median_abs_error, part.baseline_p90_abs_error,
         )  # fmt: skip
         figure = _FIGURES[part.figure]
-        totals.append((figure, part.engine, str(part.runs), *map(fmt.percent, shares)))
+        said = ["" if share is None else fmt.percent(share) for share in shares]
+        totals.append((figure, part.engine, str(part.runs), *said))
     runs = fmt.counted(len(score.rows), "run")
     bound = f"{fmt.counted(score.above_bound, 'run')} above what the bound allows"
     return ui.screen(

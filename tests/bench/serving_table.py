@@ -2,6 +2,7 @@
 write the measured errors into docs/serving.md. tests/test_serving_score.py checks both.
 """
 
+from dataclasses import asdict
 from typing import Any
 
 from orchestrator.catalog.chips import FOLDER
@@ -12,34 +13,46 @@ from orchestrator.evidence.score.serving import (
     learn,
     with_catalog_constants,
 )
+from orchestrator.evidence.score.serving_runs import DISAGGREGATED
 from orchestrator.formatting import percent
 from tests.bench.marked_block import markdown, with_block
 from tests.conftest import ROOT
 
 DOCUMENT = ROOT / "docs" / "serving-evidence.md"
 MARK = "make score: serving"
+APART_MARK = "make score: disaggregated serving"
 HEAD = """\
-# What serving engines reach. Written by `make score` from serving_runs.csv beside it: change the
-# rows, never the numbers. docs/serving.md says what each constant means.
+# What serving engines reach. Written by `make score` from serving_runs.csv and
+# serving_disaggregated_runs.csv beside it: change the rows, never the numbers. docs/serving.md says
+# what each constant means.
 """
-TITLES = {"output_tokens": "output tokens/s", "tpot": "TPOT"}
+TITLES = {
+    "output_tokens": "output tokens/s",
+    "tpot": "TPOT",
+    "ttft": "TTFT",
+    "cache_room": "room for the cache",
+}
 
 
 def text_of(found: dict[str, Any]) -> str:
     """Return the file catalog/serving.toml."""
     blocks = [HEAD]
-    for name in ("spread", "baseline", "version"):
+    # Inline tables come before named ones.
+    for table in ("constants", "disaggregated"):
+        for engine, chips in sorted(found[table].items()):
+            for chip, values in sorted(chips.items()):
+                blocks.append(f'{table}."{engine}".{chip} = {{{_pairs(values)}}}')
+    for engine, first in sorted(found["ttft"].items()):
+        blocks.append(f'ttft."{engine}" = {{{_pairs(asdict(first))}}}')
+    blocks.append("")
+    for name in ("spread", "baseline", "handover", "version", "disaggregated_version"):
         lines = [f'"{key}" = {value:.4g}' for key, value in sorted(found[name].items())]
         blocks.append("\n".join([f"[{name}]", *lines, ""]))
-    for engine, chips in sorted(found["constants"].items()):
-        for chip, values in sorted(chips.items()):
-            numbers = ", ".join(f"{name} = {value:.4g}" for name, value in values.items())
-            blocks.append(f'constants."{engine}".{chip} = {{{numbers}}}')
-    # Inline tables come before named ones.
-    head, *rest = blocks
-    inline = [block for block in rest if block.startswith("constants")]
-    named = [block for block in rest if not block.startswith("constants")]
-    return "\n".join([head, *inline, "", *named])
+    return "\n".join(blocks)
+
+
+def _pairs(values: dict[str, float]) -> str:
+    return ", ".join(f"{name} = {value:.4g}" for name, value in values.items())
 
 
 def rows_of(scores: dict[str, ServingScore]) -> list[tuple[str, ...]]:
@@ -50,9 +63,8 @@ def rows_of(scores: dict[str, ServingScore]) -> list[tuple[str, ...]]:
                 part.median_abs_error, part.p90_abs_error, part.inside_interval,
                 part.baseline_median_abs_error, part.baseline_p90_abs_error,
             )  # fmt: skip
-            rows.append(
-                (TITLES[part.figure], left_out, part.engine, str(part.runs), *map(percent, shares))
-            )
+            said = ["" if share is None else percent(share) for share in shares]
+            rows.append((TITLES[part.figure], left_out, part.engine, str(part.runs), *said))
     return rows
 
 
@@ -72,13 +84,23 @@ def scores() -> dict[str, ServingScore]:
     }
 
 
+def disaggregated_scores() -> dict[str, ServingScore]:
+    return {
+        "nothing: all rows seen": with_catalog_constants(DISAGGREGATED),
+        "a document": cross_validated("document", DISAGGREGATED),
+        "an engine": cross_validated("software", DISAGGREGATED),
+    }
+
+
 def main() -> None:
     (FOLDER / _LEARNED).write_text(text_of(learn()))
     learned.cache_clear()
-    found = scores()
-    print(table(found))
-    print("above what lower allows:", {name: score.above_bound for name, score in found.items()})
-    DOCUMENT.write_text(with_block(DOCUMENT.read_text(), MARK, table(found)))
+    text = DOCUMENT.read_text()
+    for mark, found in ((MARK, scores()), (APART_MARK, disaggregated_scores())):
+        print(table(found))
+        print("above what lower allows:", {name: each.above_bound for name, each in found.items()})
+        text = with_block(text, mark, table(found))
+    DOCUMENT.write_text(text)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,10 @@ from orchestrator.evidence.score.published_runs import (
     OTHER_SOFTWARE,
     PUBLISHED,
     QUANTIZED,
+    SkippedRow,
     read,
 )
-from orchestrator.evidence.score.samples import Sample, Score, ScoredRow, SkippedRow, Summary
+from orchestrator.evidence.score.samples import Sample, Score, ScoredRow, Summary
 from orchestrator.formatting import DAY_S
 from orchestrator.goodput.losses import Rhythm, with_causes
 from orchestrator.network.mesh_axes import DCN_AXES

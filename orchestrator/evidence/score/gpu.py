@@ -26,7 +26,8 @@ from orchestrator.catalog.published import (
 )
 from orchestrator.errors import SpecError
 from orchestrator.evidence.score.gpu_runs import GPU_RUNS, GpuRun, gpu_runs, read
-from orchestrator.evidence.score.samples import Retention, SkippedRow, Summary
+from orchestrator.evidence.score.published_runs import SkippedRow
+from orchestrator.evidence.score.samples import Retention, Summary
 from orchestrator.planning.gpu_expected import GpuWork, interval, step_parts
 from orchestrator.planning.torus import Floats
 from orchestrator.plugins import require

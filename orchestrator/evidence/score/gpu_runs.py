@@ -12,8 +12,15 @@ from pathlib import Path
 from orchestrator import catalog
 from orchestrator.catalog.chips import FOLDER, Chip
 from orchestrator.errors import OrchError
-from orchestrator.evidence.score.published_runs import Row, Unscorable, _positive, _whole, said_of
-from orchestrator.evidence.score.samples import SkippedRow
+from orchestrator.evidence.score.published_runs import (
+    Row,
+    SkippedRow,
+    Unscorable,
+    _positive,
+    _whole,
+    header_of,
+    said_of,
+)
 from orchestrator.network.mesh_axes import AXES, GROUPS, WEIGHT_EXCHANGES
 from orchestrator.network.rematerialization import NAMED, Policy
 from orchestrator.planning import flops
@@ -142,12 +149,7 @@ def read(path: Path) -> list[Row]:
 
 def is_gpu(path: Path) -> bool:
     """Return whether a file has the columns of runs on GPUs."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            header = next(csv.reader(file), [])
-    except (OSError, UnicodeDecodeError, csv.Error):
-        return False  # reading it says what is wrong
-    return "num_gpus" in (name.strip().lower() for name in header)
+    return "num_gpus" in header_of(path)
 
 
 def gpu_runs(rows: Iterable[Row]) -> tuple[list[GpuRun], list[SkippedRow]]:

@@ -32,6 +32,13 @@ class Unscorable(SpecError):
         self.file, self.line, self.column = file, line, column
 
 
+class SkippedRow(Value):
+    """A row that is in no figure, and the reason."""
+
+    id: str
+    reason: str
+
+
 def _number(row: Row, column: str) -> float:
     try:
         return float(row[column])
@@ -244,6 +251,15 @@ def said_of(path: Path) -> Iterator[None]:
         reason = error
     message = f"{path}: {reason}"
     raise Unscorable(message, file=str(path), line=reason.line, column=reason.column) from None
+
+
+def header_of(path: Path) -> list[str]:
+    """Return the columns of a file, without any where it cannot be read: reading says why."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            return [name.strip().lower() for name in next(csv.reader(file), [])]
+    except (OSError, UnicodeDecodeError, csv.Error):
+        return []
 
 
 def read(path: Path) -> list[Row]:

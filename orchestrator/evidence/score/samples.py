@@ -14,7 +14,13 @@ from orchestrator.catalog.chips import Chip, Topology
 from orchestrator.catalog.published import OTHER, REFERENCE, Efficiency, LearnedConstant
 from orchestrator.errors import OrchError
 from orchestrator.evidence.score import run_work
-from orchestrator.evidence.score.published_runs import PublishedRun, Row, Unscorable, run_of
+from orchestrator.evidence.score.published_runs import (
+    PublishedRun,
+    Row,
+    SkippedRow,
+    Unscorable,
+    run_of,
+)
 from orchestrator.network import rematerialization
 from orchestrator.network.mesh_axes import GROUPS, ICI_AXES
 from orchestrator.network.rematerialization import NAMED, Policy
@@ -188,13 +194,6 @@ class ScoredRow(Value):
     error: float
     inside_interval: bool
     below_lower_bound: bool
-
-
-class SkippedRow(Value):
-    """A row that is in no figure, and the reason."""
-
-    id: str
-    reason: str
 
 
 class Retention(Value):

@@ -1,0 +1,177 @@
+"""What an engine is expected to do in a published run, and what the peaks of its chips allow."""
+
+from collections.abc import Sequence
+from math import ceil, inf, log
+from typing import NamedTuple
+
+import numpy as np
+
+from orchestrator.catalog.serving import FirstToken
+from orchestrator.evidence.score.serving_fit import CHUNK, mix_of
+from orchestrator.evidence.score.serving_runs import STEP_TOKENS, PrefillSlices, ServingRun
+from orchestrator.planning.torus import Floats
+from orchestrator.serving import step
+from orchestrator.serving.disaggregated import BATCHES, ClosedLoop, Handover, closed_loops
+from orchestrator.serving.layout import decode, prefill
+from orchestrator.serving.load import Requests, costs_of, simulated
+from orchestrator.values.serving import ANY_ENGINE, EngineConstants
+
+_MOST_SIMULATED = 3000  # requests, but three for each in work
+_SHORTER = 1 / 9  # lengths drawn between 80 and 100 % are so much shorter or longer than the mean
+
+
+class Expected(NamedTuple):
+    """Output tokens/s, TPOT, the TTFT of slices for prompts, and requests in work of a copy."""
+
+    rate: float
+    tpot_s: float
+    ttft_s: float | None
+    batch: float
+
+
+def expected(
+    run: ServingRun, engine: EngineConstants, slower: float, handover: Handover
+) -> Expected:
+    if run.prefill is not None:
+        [found] = disaggregated([(run, run.prefill, engine, slower)], handover)
+        return found
+    batches = [run.batch]
+    if run.tpot_limit_s is not None:  # as many as the limit allows, in steps of a twelfth
+        count = int(12 * np.log2(run.most_requests)) + 1
+        batches = [run.most_requests / 2 ** (i / 12) for i in range(count)]
+    for batch in batches:
+        found_s = step.rates(*mix_of(run, batch), engine)
+        at_limit = step.as_float(step.tpot_at(found_s, batch, run.output, 99.0)) * slower
+        if run.tpot_limit_s is None or at_limit <= run.tpot_limit_s:
+            break
+    whole = step.as_float(found_s.tpot_s(batch, run.output)) * slower
+    between = step.as_float(found_s.step_s) * slower if run.in_waves else whole
+    return Expected(run.copies * batch / whole, between, None, batch)
+
+
+_Apart = tuple[ServingRun, PrefillSlices, EngineConstants, float]
+
+
+def loop_of(runs: Sequence[_Apart]) -> ClosedLoop:
+    def column(values: Sequence[float]) -> Floats:
+        return np.array(values, float)
+
+    steps_s = list[Floats]()
+    busy_s, alone_s = list[float](), list[float]()
+    for run, slices, engine, slower in runs:
+        work = step.work_of(run.layout, decode(BATCHES, run.prompt + run.output / 2))
+        each = np.broadcast_to(step.expected_s(work, engine), (1, len(BATCHES)))
+        steps_s.append(slower * each[0])
+        # Busy, each part of the attention has a chunk in a pass.
+        whole = STEP_TOKENS * step.as_float(slices.layout.requests_split)
+        for tokens, kept in ((whole, busy_s), (min(STEP_TOKENS, run.prompt), alone_s)):
+            done = step.work_of(slices.layout, prefill(tokens, run.prompt, run.prompt))
+            pass_s = step.as_float(step.expected_s(done, engine, engine.prefill))
+            share = 1 / slices.copies if kept is busy_s else 1.0
+            kept.append(slower * pass_s * run.prompt / tokens * share)
+    return ClosedLoop(
+        requests=column([run.concurrency for run, *_ in runs]),
+        slices=column([run.copies for run, *_ in runs]),
+        output=column([run.output for run, *_ in runs]),
+        prefill_s=column(busy_s), alone_s=column(alone_s), steps_s=np.array(steps_s),
+    )  # fmt: skip
+
+
+def rates_of(runs: Sequence[_Apart], ttft_s: Floats, tpot_s: Floats) -> Floats:
+    """Return output tokens/s as such runs tell them: of nominal lengths, from both times."""
+    output = np.array([slices.output for _, slices, _, _ in runs])
+    requests = np.array([run.concurrency for run, *_ in runs])
+    return np.asarray(requests * output / (ttft_s + (output - 1) * tpot_s))
+
+
+def disaggregated(runs: Sequence[_Apart], handover: Handover) -> list[Expected]:
+    ttft_s, tpot_s, batch = closed_loops(loop_of(runs), handover)
+    columns = rates_of(runs, ttft_s, tpot_s), tpot_s, ttft_s, batch
+    return [Expected(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+
+
+def bounds(run: ServingRun, batch: float) -> tuple[float, float]:
+    """Return the most output tokens/s, with as many requests as the memory holds, half answered in
+    the mean, and the least TPOT: memory, products and links all at their peak.
+    """
+    least_tpot_s = step.as_float(step.lower_s(mix_of(run, batch)[0]))
+    own = run.concurrency / run.copies
+    if (slices := run.prefill) is not None:
+        tokens = STEP_TOKENS * step.as_float(slices.layout.requests_split)
+        chunk = step.work_of(slices.layout, prefill(tokens, run.prompt, run.prompt))
+        prompts = slices.copies * tokens / run.prompt / step.as_float(step.lower_s(chunk))
+        answers = run.concurrency / step.as_float(step.lower_s(mix_of(run, max(own, 1.0))[0]))
+        return min(prompts * slices.output, answers), least_tpot_s
+    held = step.as_float(run.layout.most_requests(CHUNK, run.prompt + run.output / 2))
+    most = max(min(own, held), batch)
+    decoded, chunked, chunks = mix_of(run, most)
+    bound_s = step.as_float(step.bound_tpot_s(decoded, chunked, chunks * most / run.output))
+    return run.copies * most / bound_s, least_tpot_s
+
+
+def loop_ttft_s(run: ServingRun, engine: EngineConstants, slower: float) -> float | None:
+    """Return the mean TTFT of the closed loop of a run, simulated; None where it is not of one."""
+    if run.ttft_s is None or run.prefill or run.concurrency == inf:
+        return None
+    work = max(round(run.concurrency / run.copies), 1)
+    count = max(min(int(run.loops * work), max(_MOST_SIMULATED, 3 * work)), work)
+    output = 1.0 if run.of_prompts else run.output
+    spread = _SHORTER if run.drawn else 0.0
+    factors = np.random.default_rng(0).uniform(1 - spread, 1 + spread, (2, count))
+    lengths = np.ceil(factors * [[run.prompt], [output]] - 1e-9)
+    arrival = np.where(np.arange(count) < work, 0.0, inf)
+    mix = step.Mix(run.prompt, output, run.prompt + output / 2, run.prompt, CHUNK)
+    costs = costs_of(run.layout, mix, engine, int(CHUNK), ceil(min(run.most_requests, work)))
+    return float(simulated(Requests(arrival, *lengths), costs)[0].mean()) * slower
+
+
+# Candidates for what is learned of first tokens: seconds before a first step, and the part of the
+# simulated time that prompts take.
+_BEGINS_S = (0.0, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4)
+_SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
+_TTFT_ERROR, _ANOTHER = 0.3, (0.15, 0.5)  # deviations: of a TTFT, of an engine from the others
+_Waits = Sequence[tuple[ServingRun, float]]  # runs, and their simulated TTFT
+
+
+def first_tokens(waits: _Waits) -> dict[str, FirstToken]:
+    """Return what fits the TTFT of all runs best, under `any`, and of each engine near that."""
+    pairs = np.array([(begins, share) for begins in _BEGINS_S for share in _SHARES])
+    measured = np.array([run.ttft_s for run, _ in waits])
+    found = pairs[:, :1] + pairs[:, 1:] * np.array([seconds for _, seconds in waits])
+    losses = np.sqrt(1 + (np.log(found / measured) / _TTFT_ERROR) ** 2)
+    mean = pairs[losses.sum(axis=1).argmin()]
+    away = ((pairs[:, 0] - mean[0]) / _ANOTHER[0]) ** 2
+    away += (np.log(pairs[:, 1] / mean[1]) / _ANOTHER[1]) ** 2
+    best = {ANY_ENGINE: mean}
+    engines = np.array([run.engine for run, _ in waits])
+    for engine in sorted(set(engines.tolist())):
+        best[engine] = pairs[(losses[:, engines == engine].sum(axis=1) + away / 2).argmin()]
+    return {
+        name: FirstToken(begins_s=own[0].item(), share=own[1].item()) for name, own in best.items()
+    }
+
+
+def best_handover(runs: Sequence[_Apart]) -> Handover:
+    """Return the handover that the rates of runs with slices for prompts fit best."""
+    loops = loop_of(runs)
+    measured = np.array([run.output_tokens_per_s for run, *_ in runs], float)
+    stated = np.isfinite(measured)
+
+    def error(handover: Handover) -> float:
+        ttft_s, tpot_s, _ = closed_loops(loops, handover)
+        off = np.log(rates_of(runs, ttft_s, tpot_s) / measured)[stated]
+        return float(np.sqrt(1 + (off / 0.15) ** 2).sum())
+
+    candidates = [
+        Handover(share, seconds, waves)
+        for share in np.arange(0.4, 1.21, 0.05).round(2).tolist()
+        for seconds in (0.1, 0.2, 0.3)
+        for waves in (0.0, 0.02, 0.05, 0.1, 0.15)
+    ]
+    return min(candidates, key=error)
+
+
+def strays(run: ServingRun, found: Expected) -> list[float]:
+    """Return how far output tokens/s and TPOT are off, as logarithms."""
+    pairs = (found.rate, run.output_tokens_per_s), (found.tpot_s, run.tpot_s)
+    return [log(value / measured) for value, measured in pairs if measured]
