@@ -2,13 +2,26 @@
 
 import pytest
 
+from orchestrator import catalog
 from orchestrator.catalog.serving import OpenAnswer, answers, figures
 from orchestrator.evidence.explain.formula import QuotedFigure, compute
 from orchestrator.evidence.explain.serving import quoted
+from orchestrator.serving.meshes import layouts
 from orchestrator.serving.planner import make_serving_plan, mix_of
+from orchestrator.serving.step import as_float
+from orchestrator.values.serving import ServingMesh
 from tests.test_serving import BOOK, changed
 
 QUOTES = [figure for part in quoted() for figure in part.figures]
+
+
+# Out of scope in the chapter on GPUs, as no ledger here has cores, caches, clocks or switches, only a
+# chip's peaks and what it sends: FLOPs of a tensor core in a cycle (1,024), registers and warps of
+# an SM (256 KiB, 8), CUDA cores of H100 and B200 and lanes of v5p (16,896, 18,944, 8,192), vector
+# FLOP/s (26.9 and 33.5 TFLOP/s), B200's clock (2.1 GHz), shared memory and registers (33 MB each),
+# an addition of vectors (1/12 FLOP a byte, 0.23 us, 3.84 ms), bandwidths of switches (6.4, 12.8 and
+# 51.2 TB/s, bisection 3.6 TB/s, 560 switches), reductions in switches (B / W, at a spine 6.4 TB/s),
+# measured rates (370 and 480 GB/s), and all-to-alls, which have formulas and no figure.
 
 
 def figure_of(about: str) -> QuotedFigure:
@@ -17,9 +30,9 @@ def figure_of(about: str) -> QuotedFigure:
 
 
 def test_every_row_of_the_chapters_is_answered() -> None:
-    """Rows 2 to 68 of the list that have a printed figure, several of some."""
+    """Printed figures of the chapters on inference, and on GPUs those that are in scope."""
     count = len(figures())
-    assert len(QUOTES) == count == 109
+    assert len(QUOTES) == count == 109 + 43
     assert len(answers()) == 17
 
 
@@ -51,6 +64,8 @@ def test_open_exercises_come_to_our_answers(answer: OpenAnswer) -> None:
         ("microseconds to read the weights", 365, 327.4),
         ("requests/s of a chip in bf16 on 4x8", 0.51, 0.4465),
         ("parameters of the exercise", 16e9, 17.44e9),
+        ("the same as question 2 of quiz 5", 14.372, 13.033),
+        ("the same as question 3 of quiz 5", 2472, 2475),
     ],
 )
 def test_contradictions_are_named(about: str, printed: float, exact: float) -> None:
@@ -58,6 +73,38 @@ def test_contradictions_are_named(about: str, printed: float, exact: float) -> N
     assert float(figure.printed) == printed
     assert figure.exact.value == pytest.approx(exact, rel=1e-3)
     assert figure.why
+
+
+@pytest.mark.parametrize(
+    ("about", "chip", "type_"),
+    [
+        ("critical batch in bf16 on H100", "h100", "bf16"),
+        ("the same in fp8 on H100", "h100", "fp8"),
+        ("the same on B200", "b200", "bf16"),
+        ("the same in fp8 on B200", "b200", "fp8"),
+    ],
+)
+def test_chips_of_the_catalog_have_the_books_critical_batches(
+    about: str, chip: str, type_: str
+) -> None:
+    """Its figures are FLOPs over bytes; the catalog's peaks give them within a percent."""
+    known = catalog.chip(chip)
+    intensity = known.peak_flops_per_s[type_].value / known.hbm_bytes_per_s.value
+    found = [figure for figure in QUOTES if figure.about == about]
+    assert any(figure.exact.value == pytest.approx(intensity, rel=0.01) for figure in found)
+
+
+def test_the_ledgers_links_gather_as_fast_as_the_books() -> None:
+    """bf16[1024, 16384] over the eight of a node takes 65 us at 450 GB/s."""
+    chip = catalog.chip("h100")
+    mesh = ServingMesh(tensor=8)
+    layout = layouts(
+        chip, catalog.topology(chip, "8"), catalog.model("llama3-70b"), "bf16", "bf16", mesh
+    )
+    assert layout is not None
+    rate = as_float(layout.links.bytes_per_s("tensor"))
+    precise = figure_of("microseconds to gather it, with what each has already")
+    assert 2 * 1024 * 16384 * 7 / 8 / rate * 1e6 == pytest.approx(precise.exact.value)
 
 
 def test_the_planner_agrees_with_the_book() -> None:
