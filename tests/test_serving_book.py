@@ -15,13 +15,14 @@ from tests.test_serving import BOOK, changed
 QUOTES = [figure for part in quoted() for figure in part.figures]
 
 
-# Out of scope in the chapter on GPUs, as no ledger here has cores, caches, clocks or switches, only a
-# chip's peaks and what it sends: FLOPs of a tensor core in a cycle (1,024), registers and warps of
-# an SM (256 KiB, 8), CUDA cores of H100 and B200 and lanes of v5p (16,896, 18,944, 8,192), vector
-# FLOP/s (26.9 and 33.5 TFLOP/s), B200's clock (2.1 GHz), shared memory and registers (33 MB each),
-# an addition of vectors (1/12 FLOP a byte, 0.23 us, 3.84 ms), bandwidths of switches (6.4, 12.8 and
-# 51.2 TB/s, bisection 3.6 TB/s, 560 switches), reductions in switches (B / W, at a spine 6.4 TB/s),
-# measured rates (370 and 480 GB/s), and all-to-alls, which have formulas and no figure.
+# Out of scope in the chapter on GPUs, as no ledger here has cores, caches, clocks or switches,
+# only a chip's peaks and what it sends: FLOPs of a tensor core in a cycle (1,024), registers and
+# warps of an SM (256 KiB, 8), CUDA cores of H100 and B200 and lanes of v5p (16,896, 18,944,
+# 8,192), vector FLOP/s (26.9 and 33.5 TFLOP/s), B200's clock (2.1 GHz), shared memory and
+# registers (33 MB each), an addition of vectors (1/12 FLOP a byte, 0.23 us, 3.84 ms), bandwidths
+# of switches (6.4, 12.8 and 51.2 TB/s, bisection 3.6 TB/s, 560 switches), reductions in switches
+# (B / W, at a spine 6.4 TB/s), measured rates (370 and 480 GB/s), and all-to-alls, which have
+# formulas and no figure.
 
 
 def figure_of(about: str) -> QuotedFigure:

@@ -9,6 +9,7 @@ import pytest
 
 import orchestrator as api
 from orchestrator.reading.offer_options import WrongOption
+from orchestrator.serving.disaggregated import BATCHES, ClosedLoop, Handover, closed_loops
 from orchestrator.serving.load import Requests, StepCosts, drawn, simulated
 from tests.conftest import RunOrch
 from tests.test_serving import DEEPSEEK, QWEN, planned
@@ -162,3 +163,38 @@ def test_options_of_serving_are_refused_for_training(orch: RunOrch) -> None:
     done = orch("plan", "specs/tiny_2pod.yaml", "--frontier")
     assert done.returncode == 2
     assert "--frontier goes with a serving spec" in done.stderr
+
+
+def test_in_a_closed_loop_of_prompts_each_waits_for_all_others() -> None:
+    """Five at a time, each a step of 20 ms: after the first round a prompt waits for five."""
+    costs = StepCosts(step_s=np.full(6, 0.01), token_s=1e-4, chunk=100, most=5)
+    arrival = np.where(np.arange(50) < 5, 0.0, np.inf)
+    requests = Requests(arrival, np.full(50, 100.0), np.ones(50))
+    ttft, _, _, busy, _ = simulated(requests, costs)
+    assert ttft[:5] == pytest.approx(0.02 * np.arange(1, 6))
+    assert ttft[5:] == pytest.approx(0.1)
+    assert busy == pytest.approx(1.0)
+
+
+def _loops(requests: float) -> ClosedLoop:
+    """One slice of prefill, 10 ms a prompt, and two of decoding: steps of 10 ms and 0.1 ms each."""
+    one = np.ones(1)
+    steps_s = 0.01 + 1e-4 * BATCHES[None]
+    return ClosedLoop(requests * one, 2 * one, 100 * one, 0.01 * one, 0.02 * one, steps_s)
+
+
+def test_slices_of_prefill_and_decoding_in_a_closed_loop() -> None:
+    """Alone, a request takes its own time; many, what the busier slices allow; always as many are
+    in work as the loop has.
+    """
+    handover = Handover(prefill=1.0, handover_s=0.1, waves=0.0)
+    ttft, tpot, _ = closed_loops(_loops(1), handover)
+    assert ttft == pytest.approx(0.1 + 0.02 + 0.01)
+    assert tpot == pytest.approx(0.01 + 1e-4)
+    for requests in (8.0, 64.0, 512.0, 4096.0):
+        ttft, tpot, batch = closed_loops(_loops(requests), handover)
+        per_s = requests / (ttft + 100 * tpot)
+        assert per_s < 100  # a prompt takes 10 ms
+        assert tpot == pytest.approx(0.01 + 1e-4 * batch, rel=0.01)
+        assert 2 * batch == pytest.approx(per_s * 100 * tpot, rel=0.01)
+    assert per_s == pytest.approx(100, rel=0.01)

@@ -9,7 +9,14 @@ import pytest
 from orchestrator.catalog.serving import learned
 from orchestrator.evidence.score.serving import ServingScore, cross_validated, learn
 from orchestrator.evidence.score.serving import with_catalog_constants as scored
-from orchestrator.evidence.score.serving_runs import SERVING, document_of, read, runs_of
+from orchestrator.evidence.score.serving_room import rooms
+from orchestrator.evidence.score.serving_runs import (
+    DISAGGREGATED,
+    SERVING,
+    document_of,
+    read,
+    runs_of,
+)
 from tests.bench import serving_table as bench
 from tests.conftest import RunOrch
 
@@ -19,32 +26,60 @@ def without_document() -> ServingScore:
     return cross_validated("document")
 
 
-@pytest.mark.slow  # learns anew without each document
-def test_goals_where_the_engine_is_known(without_document: ServingScore) -> None:
+def check_goals(score: ServingScore) -> None:
     """Issue: 18 % in the median and 45 % at p90, none above the bound, 75 to 90 % inside."""
-    for part in without_document.summary:
-        if part.engine == "known" and part.figure != "ttft":
+    for part in score.summary:
+        if part.engine == "known" and part.inside_interval is not None:
             assert part.median_abs_error < 0.18
             assert part.p90_abs_error < 0.46
-            assert part.inside_interval is None or 0.75 <= part.inside_interval <= 0.9
+            assert 0.75 <= part.inside_interval <= 0.9
             assert part.median_abs_error < part.baseline_median_abs_error
-    assert without_document.above_bound == 0
+    assert score.above_bound == 0
+
+
+@pytest.mark.slow  # learns anew without each document
+def test_goals_where_the_engine_is_known(without_document: ServingScore) -> None:
+    check_goals(without_document)
+
+
+@pytest.mark.slow  # learns anew without each document
+def test_goals_with_slices_for_prompts() -> None:
+    check_goals(cross_validated("document", DISAGGREGATED))
+
+
+def test_runs_of_seen_documents_are_inside_their_interval_as_often_as_it_says() -> None:
+    for found in (scored(), scored(DISAGGREGATED)):
+        check_goals(found)
+        assert [part.figure for part in found.summary[:5]].count("ttft")
+        assert any(row.ttft_error is not None for row in found.rows)
+
+
+def test_room_for_the_cache_is_within_8_percent() -> None:
+    """Issue: 8 % in the median; llm-d's planner has 7.8 % in the mean on runs of its own."""
+    found = rooms()
+    assert len(found) >= 10
+    assert len({row.document for row in found}) >= 4
+    assert sorted(abs(row.room_error) for row in found)[len(found) // 2] < 0.08
+    assert scored().rooms == found
 
 
 def test_the_catalog_has_what_the_runs_teach() -> None:
     """Constants are those that `make score` would write: change rows, never numbers."""
     found = learn()
     known = learned()
-    for name in ("known", "unknown"):
-        assert known.spread[name] == pytest.approx(found["spread"][name], rel=1e-3)
-    for engine, chips in found["constants"].items():
-        for chip, values in chips.items():
-            assert known.constants[engine][chip] == pytest.approx(values, rel=2e-3)
+    assert known.spread == pytest.approx(found["spread"], rel=1e-3)
+    assert known.handover == pytest.approx(found["handover"])
+    assert known.ttft == found["ttft"]
+    for name in ("constants", "disaggregated"):
+        for engine, chips in found[name].items():
+            for chip, values in chips.items():
+                assert getattr(known, name)[engine][chip] == pytest.approx(values, rel=2e-3)
 
 
 @pytest.mark.slow  # learns without each document
 def test_the_table_of_the_docs_is_the_computed_one(without_document: ServingScore) -> None:
     rows = bench.rows_of({"a document": without_document})
+    rows += bench.rows_of({"nothing: all rows seen": scored()})
     text = bench.DOCUMENT.read_text()
     for row in rows:
         assert f"| {' | '.join(row)} |" in text
@@ -55,6 +90,41 @@ def test_what_is_left_out_has_a_reason() -> None:
     assert len(runs) + len(left_out) == len(read(SERVING)) == 530
     assert all(row.reason for row in left_out)
     assert len({run.id for run in runs}) == len(runs)
+
+
+def test_a_file_of_disaggregated_runs_is_scored(tmp_path: Path, orch: RunOrch) -> None:
+    """Good rows, one of more chips than a domain of NVLink has, and odd ones: none fails."""
+    rows = read(DISAGGREGATED)
+    wide = next(row for row in rows if row["chip"] == "H100")
+    odd: tuple[dict[str, str], ...] = (
+        {"decode_tp": "3"}, {"decode_workers": "0"}, {"prefill_workers": "x"}, {"chips_decode": ""},
+        {"concurrency": "inf"}, {"tpot_ms": ""}, {"ttft_ms": ""}, {"output_tokens_per_s_about": ""},
+        {"prefill_ep": "7"}, {"model": "none"}, {"chip": "none"}, {"concurrency": "1"},
+        {"framework": "new 1.0"}, {"output_len": "1"}, {"weights_dtype": "fp6"}, {"source": ""},
+    )  # fmt: skip
+    names = [name for name in rows[0] if rows[0][name]]
+    path = tmp_path / "runs.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, names, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows([rows[0], wide, *({**rows[0], **change} for change in odd)])
+    done = orch("score", str(path), "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found["rows"]) + len(found["left_out"]) == len(odd) + 2
+    first = found["rows"][0]
+    assert first["chip"] == "gb200"
+    for figure in ("output_tokens", "tpot", "ttft"):
+        assert abs(first[f"{figure}_error"]) < 0.5
+    assert {"decode: h100 has no slice of 16 chips"} <= {row["reason"] for row in found["left_out"]}
+    assert "left out:" in orch("score", str(path)).stdout
+
+
+def test_every_disaggregated_row_is_forecast_or_left_out() -> None:
+    runs, left_out = runs_of(read(DISAGGREGATED))
+    assert len(runs) + len(left_out) == 182
+    assert len(runs) >= 171
+    assert all(row.reason for row in left_out)
 
 
 def test_a_file_of_runs_is_scored(tmp_path: Path, orch: RunOrch) -> None:

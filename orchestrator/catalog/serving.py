@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import field, fields
 from functools import cache
+from typing import NamedTuple
 
 import msgspec
 
@@ -29,7 +30,7 @@ class ServingConstants(EngineConstants):
         return EngineConstants(**own)
 
 
-class FirstToken(Value):
+class FirstToken(NamedTuple):
     """The TTFT of an engine: `begins_s` before the first step of a request, and a `share` of the
     time that a simulation with its constants has.
     """

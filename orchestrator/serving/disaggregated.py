@@ -47,16 +47,15 @@ def closed_loops(loops: ClosedLoop, handover: Handover) -> tuple[Floats, Floats,
     queue_s = busy_s * (requests - 1)
     batch = np.maximum(own, 1.0)
     for _ in range(_ROUNDS):
-        at = np.log2(batch) * _STEPS_OF_TWO
-        low = np.minimum(at.astype(int), len(BATCHES) - 2)
+        low = np.minimum((np.log2(batch) * _STEPS_OF_TWO).astype(int), len(BATCHES) - 2)
         few, many = loops.steps_s[rows, low], loops.steps_s[rows, low + 1]
-        step_s = few + (many - few) * (at - low)
+        between = (batch - BATCHES[low]) / (BATCHES[low + 1] - BATCHES[low])
+        step_s = few + (many - few) * between
         rest_s = handover.handover_s + alone_s + loops.output * step_s
         # A request finds in the queue the mean of what the others leave (Schweitzer's mean values):
         # its rate solves queue_s rest_s / requests x^2 - whole x + requests = 0.
         whole = busy_s + rest_s + queue_s
         per_s = 2 * requests / (whole + np.sqrt(whole**2 - 4 * queue_s * rest_s))
-        found = np.maximum(per_s * loops.output * step_s / loops.slices, np.minimum(own, 1.0))
-        batch = np.maximum((batch + found) / 2, 1.0)
+        batch = np.maximum(per_s * loops.output * step_s / loops.slices, 1.0)
     ttft_s = requests / per_s - loops.output * step_s + handover.waves * requests * busy_s
     return ttft_s, step_s, batch

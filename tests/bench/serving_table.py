@@ -2,7 +2,6 @@
 write the measured errors into docs/serving.md. tests/test_serving_score.py checks both.
 """
 
-from dataclasses import asdict
 from typing import Any
 
 from orchestrator.catalog.chips import FOLDER
@@ -43,7 +42,7 @@ def text_of(found: dict[str, Any]) -> str:
             for chip, values in sorted(chips.items()):
                 blocks.append(f'{table}."{engine}".{chip} = {{{_pairs(values)}}}')
     for engine, first in sorted(found["ttft"].items()):
-        blocks.append(f'ttft."{engine}" = {{{_pairs(asdict(first))}}}')
+        blocks.append(f'ttft."{engine}" = {list(first)}')
     blocks.append("")
     for name in ("spread", "baseline", "handover", "version", "disaggregated_version"):
         lines = [f'"{key}" = {value:.4g}' for key, value in sorted(found[name].items())]

@@ -15,14 +15,10 @@ from orchestrator.catalog.serving import FirstToken, ServingConstants, constants
 from orchestrator.errors import SpecError
 from orchestrator.evidence.score.published_runs import SkippedRow
 from orchestrator.evidence.score.serving_fit import (
-    Figures,
     Fit,
     best_shares,
-    constants,
     figures_of,
     fit,
-    forecast,
-    mix_of,
     plain,
 )
 from orchestrator.evidence.score.serving_room import ServingRoom, rooms
@@ -42,8 +38,6 @@ from orchestrator.evidence.score.serving_times import (
     loop_ttft_s,
     strays,
 )
-from orchestrator.planning.torus import Floats
-from orchestrator.serving import step
 from orchestrator.serving.disaggregated import Handover
 from orchestrator.values.codec import Value
 from orchestrator.values.serving import ANY_ENGINE, EngineConstants
@@ -52,6 +46,7 @@ _INSIDE = 0.82  # the share of held-out figures that intervals are made to hold
 _FOLDS = 5  # parts of the runs, each of which shows how far runs of a seen document stray
 _FIGURES = ("output_tokens", "tpot", "ttft")
 _By = Callable[[ServingRun], Any]
+_NO_HANDOVER, _AT_ONCE = Handover(1.0, 0.0, 0.0), FirstToken(begins_s=0.0, share=1.0)
 
 
 class ServingRow(Value):
@@ -131,25 +126,14 @@ def _held_out(
         yield fit(figures.at(rows), base(name)), train, [run for run in runs if by(run) == name]
 
 
-def _errors(figures: Figures, made: Fit) -> Floats:
-    logs = np.array([made.logs(run.engine, run.chip) for run in figures.runs]).T
-    sign = np.where(figures.kind == 0, -1.0, 1.0)
-    versions = np.array([made.versions.get(run.software, 0.0) for run in figures.runs])
-    predicted = np.log(forecast(figures, constants(logs)))
-    return np.asarray(predicted + sign * versions - np.log(figures.measured))
-
-
 def _own(made: Fit, run: ServingRun) -> tuple[EngineConstants, float]:
     found = EngineConstants(**made.of(run.engine, run.chip))
     return found, exp(made.versions.get(run.software, 0.0))
 
 
 def _handover(runs: Sequence[ServingRun], made: Fit) -> Handover:
-    return best_handover([(run, run.prefill, *_own(made, run)) for run in runs if run.prefill])
-
-
-def _first_tokens(waits: dict[str, float], runs: Sequence[ServingRun]) -> dict[str, FirstToken]:
-    return first_tokens([(run, waits[run.id]) for run in runs if run.id in waits])
+    apart = [(run, run.prefill, *_own(made, run)) for run in runs if run.prefill]
+    return best_handover(apart) if apart else _NO_HANDOVER
 
 
 def _waits(runs: Sequence[ServingRun], made: Fit) -> dict[str, float]:
@@ -170,20 +154,15 @@ def learn() -> dict[str, Any]:
     usable = [run for run in runs_of(read(SERVING))[0] if not run.weak]
     figures = figures_of(usable)
     made = fit(figures)
-    spreads = {}
-    kinds: tuple[tuple[str, _By], ...] = (
-        ("known", attrgetter("document")), ("unknown", attrgetter("engine")), ("seen", _part),
-    )  # fmt: skip
-    for name, by in kinds:
-        off = list[float]()
-        for without, _, left in _held_out(usable, by):
-            part = figures_of(left)
-            seen = [(run.engine in without.engines) != (name == "unknown") for run in part.runs]
-            off += np.abs(_errors(part, without))[seen].tolist() if part.runs else []
-        spreads[name] = float(np.quantile(off, _INSIDE))
     apart = runs_of(read(DISAGGREGATED))[0]
-    for name, by in (("disaggregated", attrgetter("document")), ("disaggregated seen", _part)):
-        spreads[name] = _spread_apart(apart, by, made)
+    document, engine = attrgetter("document"), attrgetter("engine")
+    spreads = {
+        "known": _spread(usable, document),
+        "unknown": _spread(usable, engine, known=False),
+        "seen": _spread(usable, _part),
+        "disaggregated": _spread(apart, document, made),
+        "disaggregated seen": _spread(apart, _part, made),
+    }
     own = fit(figures_of(apart), made)
     return {
         "spread": spreads,
@@ -193,17 +172,20 @@ def learn() -> dict[str, Any]:
         "disaggregated": _table(own, apart),
         "disaggregated_version": _rounded(own.versions),
         "handover": _handover(apart, own)._asdict(),
-        "ttft": _first_tokens(_waits(usable, made), usable),
+        "ttft": first_tokens(usable, _waits(usable, made)),
     }
 
 
-def _spread_apart(runs: Sequence[ServingRun], by: _By, base: Fit) -> float:
+def _spread(
+    runs: Sequence[ServingRun], by: _By, base: Fit | None = None, *, known: bool = True
+) -> float:
+    """Return how far figures stray of runs that were left out, of known engines or of others."""
     off = list[float]()
     for made, train, left in _held_out(runs, by, lambda _: base):
         handover = _handover(train, made)
         for run in left:
-            found = expected(run, *_own(made, run), handover)
-            off.append(max(map(abs, strays(run, found))))
+            if (run.engine in made.engines) == known and run.tpot_limit_s is None:
+                off += map(abs, strays(run, expected(run, *_own(made, run), handover)))
     return float(np.quantile(off, _INSIDE))
 
 
@@ -267,7 +249,7 @@ def cross_validated(hold_out: str, path: Path | None = None) -> ServingScore:
         usable = [run for run in together if not run.weak]
         waits = _waits(usable, fit(figures_of(usable)))
         for made, train, left in _held_out(together, by):
-            firsts = _first_tokens(waits, train)
+            firsts = first_tokens(train, waits)
             for run in left:
                 known = run.engine in made.engines
                 first = firsts.get(run.engine, firsts[ANY_ENGINE])
@@ -283,9 +265,6 @@ def cross_validated(hold_out: str, path: Path | None = None) -> ServingScore:
             rows[run.id] = _row(run, _learned(made, run, spread, handover, _AT_ONCE))
     in_order = [rows[run.id] for run in runs if run.id in rows]
     return _score(f"without each {hold_out} in turn", in_order, left_out)
-
-
-_NO_HANDOVER, _AT_ONCE = Handover(1.0, 0.0, 0.0), FirstToken(begins_s=0.0, share=1.0)
 
 
 @cache
@@ -313,15 +292,13 @@ def _row(run: ServingRun, known: _Known) -> ServingRow:
     found = expected(run, engine, known.slower, known.handover)
     simple = expected(run, baseline, 1.0, _NO_HANDOVER)
     most_rate, least_tpot_s = bounds(run, found.batch)
-    ttft_s, simple_ttft_s = found.ttft_s, simple.ttft_s
+    ttft_s = found.ttft_s if run.prefill else None
     if (simulated_s := loop_ttft_s(run, engine, known.slower)) is not None:
         ttft_s = known.first.begins_s + known.first.share * simulated_s
-        alone = step.rates(*mix_of(run, 1.0), baseline)
-        simple_ttft_s = step.as_float(alone.prefill_s)
     figures = {
         "output_tokens": (run.output_tokens_per_s, found.rate, simple.rate),
         "tpot": (run.tpot_s, found.tpot_s, simple.tpot_s),
-        "ttft": (run.ttft_s if ttft_s else None, ttft_s or 0.0, simple_ttft_s or 0.0),
+        "ttft": (run.ttft_s if ttft_s else None, ttft_s or 0.0, simple.ttft_s),
     }
     errors: dict[str, float | None] = {}
     for name, (measured, ours, theirs) in figures.items():

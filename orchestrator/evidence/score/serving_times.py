@@ -1,6 +1,7 @@
 """What an engine is expected to do in a published run, and what the peaks of its chips allow."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import product, starmap
 from math import ceil, inf, log
 from typing import NamedTuple
 
@@ -21,11 +22,13 @@ _SHORTER = 1 / 9  # lengths drawn between 80 and 100 % are so much shorter or lo
 
 
 class Expected(NamedTuple):
-    """Output tokens/s, TPOT, the TTFT of slices for prompts, and requests in work of a copy."""
+    """Output tokens/s, TPOT, TTFT (of a prompt alone but where slices are for prompts), and the
+    requests in work of a copy.
+    """
 
     rate: float
     tpot_s: float
-    ttft_s: float | None
+    ttft_s: float
     batch: float
 
 
@@ -46,7 +49,8 @@ def expected(
             break
     whole = step.as_float(found_s.tpot_s(batch, run.output)) * slower
     between = step.as_float(found_s.step_s) * slower if run.in_waves else whole
-    return Expected(run.copies * batch / whole, between, None, batch)
+    alone = step.as_float(found_s.prefill_s) * slower
+    return Expected(run.copies * batch / whole, between, alone, batch)
 
 
 _Apart = tuple[ServingRun, PrefillSlices, EngineConstants, float]
@@ -126,52 +130,52 @@ def loop_ttft_s(run: ServingRun, engine: EngineConstants, slower: float) -> floa
 
 
 # Candidates for what is learned of first tokens: seconds before a first step, and the part of the
-# simulated time that prompts take.
+# simulated time that prompts take; and how far engines are from each other, as deviations.
 _BEGINS_S = (0.0, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4)
 _SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
-_TTFT_ERROR, _ANOTHER = 0.3, (0.15, 0.5)  # deviations: of a TTFT, of an engine from the others
-_Waits = Sequence[tuple[ServingRun, float]]  # runs, and their simulated TTFT
+_APART = np.array([0.15, 0.5])
 
 
-def first_tokens(waits: _Waits) -> dict[str, FirstToken]:
-    """Return what fits the TTFT of all runs best, under `any`, and of each engine near that."""
-    pairs = np.array([(begins, share) for begins in _BEGINS_S for share in _SHARES])
-    measured = np.array([run.ttft_s for run, _ in waits])
-    found = pairs[:, :1] + pairs[:, 1:] * np.array([seconds for _, seconds in waits])
-    losses = np.sqrt(1 + (np.log(found / measured) / _TTFT_ERROR) ** 2)
-    mean = pairs[losses.sum(axis=1).argmin()]
-    away = ((pairs[:, 0] - mean[0]) / _ANOTHER[0]) ** 2
-    away += (np.log(pairs[:, 1] / mean[1]) / _ANOTHER[1]) ** 2
-    best = {ANY_ENGINE: mean}
-    engines = np.array([run.engine for run, _ in waits])
-    for engine in sorted(set(engines.tolist())):
-        best[engine] = pairs[(losses[:, engines == engine].sum(axis=1) + away / 2).argmin()]
-    return {
-        name: FirstToken(begins_s=own[0].item(), share=own[1].item()) for name, own in best.items()
-    }
+def _losses(found: Floats, measured: Floats, error: float) -> Floats:
+    """Return what errors beyond one deviation count softly, summed along the last axis."""
+    return np.asarray(np.sqrt(1 + (np.log(found / measured) / error) ** 2).sum(axis=-1))
+
+
+def first_tokens(runs: Sequence[ServingRun], waits: Mapping[str, float]) -> dict[str, FirstToken]:
+    """Return what fits the TTFT of all runs with simulated `waits` best, under `any`, and of each
+    engine near that.
+    """
+    pairs = np.array(list(product(_BEGINS_S, _SHARES)))
+    best, away = {}, np.zeros(len(pairs))
+    for engine in (ANY_ENGINE, *sorted({run.engine for run in runs})):
+        own = [run for run in runs if run.id in waits and engine in (ANY_ENGINE, run.engine)]
+        found = pairs[:, :1] + pairs[:, 1:] * np.array([waits[run.id] for run in own])
+        measured = np.array([run.ttft_s for run in own], float)
+        place = (_losses(found, measured, 0.3) + away / 2).argmin()
+        best[engine] = FirstToken(*pairs[place].tolist())
+        if engine == ANY_ENGINE:
+            places = np.stack([pairs[:, 0], np.log(pairs[:, 1])], axis=1)
+            away = (((places - places[place]) / _APART) ** 2).sum(axis=1)
+    return best
 
 
 def best_handover(runs: Sequence[_Apart]) -> Handover:
     """Return the handover that the rates of runs with slices for prompts fit best."""
-    loops = loop_of(runs)
-    measured = np.array([run.output_tokens_per_s for run, *_ in runs], float)
-    stated = np.isfinite(measured)
+    stated = [each for each in runs if each[0].output_tokens_per_s]
+    loops = loop_of(stated)
+    measured = np.array([run.output_tokens_per_s for run, *_ in stated], float)
 
     def error(handover: Handover) -> float:
         ttft_s, tpot_s, _ = closed_loops(loops, handover)
-        off = np.log(rates_of(runs, ttft_s, tpot_s) / measured)[stated]
-        return float(np.sqrt(1 + (off / 0.15) ** 2).sum())
+        return float(_losses(rates_of(stated, ttft_s, tpot_s), measured, 0.15))
 
-    candidates = [
-        Handover(share, seconds, waves)
-        for share in np.arange(0.4, 1.21, 0.05).round(2).tolist()
-        for seconds in (0.1, 0.2, 0.3)
-        for waves in (0.0, 0.02, 0.05, 0.1, 0.15)
-    ]
-    return min(candidates, key=error)
+    prefill = np.arange(0.4, 1.21, 0.05).round(2).tolist()
+    candidates = product(prefill, (0.1, 0.2, 0.3), (0.0, 0.02, 0.05, 0.1, 0.15))
+    return min(starmap(Handover, candidates), key=error)
 
 
 def strays(run: ServingRun, found: Expected) -> list[float]:
-    """Return how far output tokens/s and TPOT are off, as logarithms."""
-    pairs = (found.rate, run.output_tokens_per_s), (found.tpot_s, run.tpot_s)
-    return [log(value / measured) for value, measured in pairs if measured]
+    """Return how far output tokens/s, TPOT, and the TTFT of prompts alone are off: logarithms."""
+    alone = run.ttft_s if run.output <= 1 else None
+    stated = run.output_tokens_per_s, run.tpot_s, alone
+    return [log(value / own) for value, own in zip(found[:3], stated, strict=True) if own]
