@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.catalog.serving import learned
-from orchestrator.evidence.score.serving import ServingScore, cross_validated, learn
+from orchestrator.evidence.score.serving import ServingScore, cross_validated
 from orchestrator.evidence.score.serving import with_catalog_constants as scored
 from orchestrator.evidence.score.serving_room import rooms
 from orchestrator.evidence.score.serving_runs import (
@@ -24,6 +24,11 @@ from tests.conftest import RunOrch
 @pytest.fixture(scope="module")
 def without_document() -> ServingScore:
     return cross_validated("document")
+
+
+@pytest.fixture(scope="module")
+def of_all_runs() -> ServingScore:
+    return scored()
 
 
 def check_goals(score: ServingScore) -> None:
@@ -47,25 +52,28 @@ def test_goals_with_slices_for_prompts() -> None:
     check_goals(cross_validated("document", DISAGGREGATED))
 
 
-def test_runs_of_seen_documents_are_inside_their_interval_as_often_as_it_says() -> None:
-    for found in (scored(), scored(DISAGGREGATED)):
+def test_runs_of_seen_documents_are_inside_their_interval_as_often_as_it_says(
+    of_all_runs: ServingScore,
+) -> None:
+    for found in (of_all_runs, scored(DISAGGREGATED)):
         check_goals(found)
         assert [part.figure for part in found.summary[:5]].count("ttft")
         assert any(row.ttft_error is not None for row in found.rows)
 
 
-def test_room_for_the_cache_is_within_8_percent() -> None:
+def test_room_for_the_cache_is_within_8_percent(of_all_runs: ServingScore) -> None:
     """Issue: 8 % in the median; llm-d's planner has 7.8 % in the mean on runs of its own."""
     found = rooms()
     assert len(found) >= 10
     assert len({row.document for row in found}) >= 4
     assert sorted(abs(row.room_error) for row in found)[len(found) // 2] < 0.08
-    assert scored().rooms == found
+    assert of_all_runs.rooms == found
 
 
+@pytest.mark.slow  # learns without each document, engine and part
 def test_the_catalog_has_what_the_runs_teach() -> None:
     """Constants are those that `make score` would write: change rows, never numbers."""
-    found = learn()
+    found = bench.learn()
     known = learned()
     assert known.spread == pytest.approx(found["spread"], rel=1e-3)
     assert known.handover == pytest.approx(found["handover"])
@@ -77,9 +85,10 @@ def test_the_catalog_has_what_the_runs_teach() -> None:
 
 
 @pytest.mark.slow  # learns without each document
-def test_the_table_of_the_docs_is_the_computed_one(without_document: ServingScore) -> None:
-    rows = bench.rows_of({"a document": without_document})
-    rows += bench.rows_of({"nothing: all rows seen": scored()})
+def test_the_table_of_the_docs_is_the_computed_one(
+    without_document: ServingScore, of_all_runs: ServingScore
+) -> None:
+    rows = bench.rows_of({"a document": without_document, "nothing: all rows seen": of_all_runs})
     text = bench.DOCUMENT.read_text()
     for row in rows:
         assert f"| {' | '.join(row)} |" in text
@@ -114,8 +123,8 @@ def test_a_file_of_disaggregated_runs_is_scored(tmp_path: Path, orch: RunOrch) -
     assert len(found["rows"]) + len(found["left_out"]) == len(odd) + 2
     first = found["rows"][0]
     assert first["chip"] == "gb200"
-    for figure in ("output_tokens", "tpot", "ttft"):
-        assert abs(first[f"{figure}_error"]) < 0.5
+    for figure, most in (("output_tokens", 0.3), ("tpot", 0.3), ("ttft", 1.0)):
+        assert abs(first[f"{figure}_error"]) < most
     assert {"decode: h100 has no slice of 16 chips"} <= {row["reason"] for row in found["left_out"]}
     assert "left out:" in orch("score", str(path)).stdout
 

@@ -69,7 +69,7 @@ def serving_frontier(spec: ServingSpec) -> ServingFrontier:
     served = np.array([np.minimum(p * prefills, d * decodes) / (p + d) for p, d in pairs])
     chosen = served.argmax(axis=0)
     cluster = chips * layout.chip.dcn_bytes_per_s.value
-    transfer_s = layout.model_cache_bytes(mix.prompt) / cluster
+    transfer_s = step.as_float(layout.cache_bytes(mix.prompt, whole=True)) / cluster
     # In the mean a prompt waits for r / (2 (1 - r)) prefills of a queue with load r.
     waited_s = own_s * (1 + _PREFILL_LOAD / (2 * (1 - _PREFILL_LOAD)))
     modes: dict[Mode, tuple[Floats, Floats, Floats]] = {

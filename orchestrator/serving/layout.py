@@ -137,35 +137,22 @@ class Serving(Layout):
         others = STREAM_BYTES * sum(map(self.elements, tables))
         return self.shared_weight_bytes + self._all_expert_bytes + others
 
-    def _cached_elements(self, block: Block) -> Number:
-        """Elements that a position leaves in the cache of a device, in one layer."""
-        attention = block.attention
-        if isinstance(attention, LatentAttention):  # the latent and the part of keys for RoPE
-            return sum(m.output.width for m in attention.latents[-2:])
-        return sum(prod(map(self.size, tensor.dimensions)) for tensor in attention.whole)
-
-    def cache_bytes(self, context: Number) -> Number:
-        """Bytes of one sequence of `context` positions on each device that has its cache."""
+    def cache_bytes(self, context: Number, *, whole: bool = False) -> Number:
+        """Bytes of one sequence of `context` positions on each device that has its cache, or of the
+        `whole` model where nothing is replicated.
+        """
 
         def of_block(block: Block) -> Number:
-            window = block.attention.scores.window
+            attention, window = block.attention, block.attention.scores.window
             seen = context if window is None else np.minimum(context, window)
-            return seen * self._cached_elements(block)
+            if isinstance(attention, LatentAttention):  # the latent and the part of keys for RoPE
+                return seen * sum(m.output.width for m in attention.latents[-2:])
+            return seen * sum(
+                tensor.width if whole else prod(map(self.size, tensor.dimensions))
+                for tensor in attention.whole
+            )
 
         return STORED_BYTES[self.kv_cache] * self.over_layers(of_block)
-
-    def model_cache_bytes(self, context: float) -> float:
-        """Bytes that a sequence of `context` positions takes where nothing is replicated."""
-
-        def of_block(block: Block) -> float:
-            attention, window = block.attention, block.attention.scores.window
-            seen = context if window is None else min(context, window)
-            if isinstance(attention, LatentAttention):
-                return seen * sum(m.output.width for m in attention.latents[-2:])
-            return seen * sum(tensor.width for tensor in attention.whole)
-
-        elements: float = self.over_layers(of_block)
-        return STORED_BYTES[self.kv_cache] * elements
 
     def activation_bytes(self, tokens: Number, batch: Number) -> Number:
         """Bytes of a step with so many tokens: the stream twice, the widest results of a sublayer,

@@ -2,24 +2,46 @@
 write the measured errors into docs/serving.md. tests/test_serving_score.py checks both.
 """
 
+from collections.abc import Sequence
+from math import exp
 from typing import Any
+from zlib import crc32
+
+import numpy as np
 
 from orchestrator.catalog.chips import FOLDER
 from orchestrator.catalog.serving import _LEARNED, learned
 from orchestrator.evidence.score.serving import (
+    BY_DOCUMENT,
+    BY_ENGINE,
+    By,
     ServingScore,
     cross_validated,
-    learn,
+    handover_of,
+    held_out,
+    own,
+    waits_of,
     with_catalog_constants,
 )
-from orchestrator.evidence.score.serving_runs import DISAGGREGATED
+from orchestrator.evidence.score.serving_fit import Figures, Fit, figures_of, fit, forecast, plain
+from orchestrator.evidence.score.serving_runs import (
+    DISAGGREGATED,
+    SERVING,
+    ServingRun,
+    read,
+    runs_of,
+)
+from orchestrator.evidence.score.serving_times import expected, first_tokens, strays
 from orchestrator.formatting import percent
+from orchestrator.values.serving import ANY_ENGINE
 from tests.bench.marked_block import markdown, with_block
 from tests.conftest import ROOT
 
 DOCUMENT = ROOT / "docs" / "serving-evidence.md"
 MARK = "make score: serving"
 APART_MARK = "make score: disaggregated serving"
+_INSIDE = 0.82  # the share of held-out figures that intervals are made to hold
+_FOLDS = 5  # parts of the runs, each of which shows how far runs of a seen document stray
 HEAD = """\
 # What serving engines reach. Written by `make score` from serving_runs.csv and
 # serving_disaggregated_runs.csv beside it: change the rows, never the numbers. docs/serving.md says
@@ -31,6 +53,79 @@ TITLES = {
     "ttft": "TTFT",
     "cache_room": "room for the cache",
 }
+
+
+def _part(run: ServingRun) -> int:
+    return crc32(run.id.encode()) % _FOLDS
+
+
+def learn() -> dict[str, Any]:
+    """Return the content of the catalog's `serving.toml`, learned from the project's own runs."""
+    usable = [run for run in runs_of(read(SERVING))[0] if not run.weak]
+    figures = figures_of(usable)
+    made = fit(figures)
+    apart = runs_of(read(DISAGGREGATED))[0]
+    document, engine = BY_DOCUMENT, BY_ENGINE
+    spreads = {
+        "known": _spread(usable, document),
+        "unknown": _spread(usable, engine, known=False),
+        "seen": _spread(usable, _part),
+        "disaggregated": _spread(apart, document, made),
+        "disaggregated seen": _spread(apart, _part, made),
+    }
+    deviating = fit(figures_of(apart), made)
+    return {
+        "spread": spreads,
+        "version": _rounded(made.versions),
+        "baseline": best_shares(figures),
+        "constants": _table(made, usable),
+        "disaggregated": _table(deviating, apart),
+        "disaggregated_version": _rounded(deviating.versions),
+        "handover": handover_of(apart, deviating)._asdict(),
+        "ttft": first_tokens(usable, waits_of(usable, made)),
+    }
+
+
+def _spread(
+    runs: Sequence[ServingRun], by: By, base: Fit | None = None, *, known: bool = True
+) -> float:
+    """Return how far figures stray of runs that were left out, of known engines or of others."""
+    off = list[float]()
+    for made, train, left in held_out(runs, by, lambda _: base):
+        handover = handover_of(train, made)
+        for run in left:
+            if (run.engine in made.engines) == known and run.tpot_limit_s is None:
+                off += map(abs, strays(run, expected(run, *own(made, run), handover)))
+    return float(np.quantile(off, _INSIDE))
+
+
+def _rounded(versions: dict[str, float]) -> dict[str, float]:
+    return {name: round(exp(value), 3) for name, value in versions.items()}
+
+
+def _table(made: Fit, runs: Sequence[ServingRun]) -> dict[str, dict[str, dict[str, float | int]]]:
+    """Return constants by engine and chip, of each engine on any chip, and of any engine."""
+    pairs = sorted({(run.engine, run.chip) for run in runs if run.tpot_limit_s is None})
+    chips = [*sorted({chip for _, chip in pairs}), ""]
+    everywhere = [(engine, "") for engine in sorted({engine for engine, _ in pairs})]
+    found: dict[str, dict[str, dict[str, float | int]]] = {}
+    for engine, chip in [*pairs, *everywhere, *((ANY_ENGINE, chip) for chip in chips)]:
+        values = {name: float(f"{value:.4g}") for name, value in made.of(engine, chip).items()}
+        count = sum(run.engine == engine and chip in ("", run.chip) for run in runs)
+        found.setdefault(engine, {})[chip or ANY_ENGINE] = {"runs": count} | values
+    return found
+
+
+def best_shares(figures: Figures) -> dict[str, float]:
+    """Return the one share of HBM bandwidth and the one MFU that all runs fit best."""
+    shares = np.arange(0.1, 1.0, 0.02)
+    errors = {
+        (share, mfu): np.abs(np.log(forecast(figures, plain(share, mfu)) / figures.measured))
+        for share in shares.tolist()
+        for mfu in shares.tolist()
+    }
+    share, mfu = min(errors, key=lambda pair: float(np.median(errors[pair])))
+    return {"bandwidth": round(share, 2), "mfu": round(mfu, 2)}
 
 
 def text_of(found: dict[str, Any]) -> str:

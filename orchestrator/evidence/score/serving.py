@@ -6,8 +6,7 @@ from functools import cache
 from math import exp
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
-from zlib import crc32
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,6 @@ from orchestrator.errors import SpecError
 from orchestrator.evidence.score.published_runs import SkippedRow
 from orchestrator.evidence.score.serving_fit import (
     Fit,
-    best_shares,
     figures_of,
     fit,
     plain,
@@ -42,11 +40,11 @@ from orchestrator.serving.disaggregated import Handover
 from orchestrator.values.codec import Value
 from orchestrator.values.serving import ANY_ENGINE, EngineConstants
 
-_INSIDE = 0.82  # the share of held-out figures that intervals are made to hold
-_FOLDS = 5  # parts of the runs, each of which shows how far runs of a seen document stray
 _FIGURES = ("output_tokens", "tpot", "ttft")
-_By = Callable[[ServingRun], Any]
-_NO_HANDOVER, _AT_ONCE = Handover(1.0, 0.0, 0.0), FirstToken(begins_s=0.0, share=1.0)
+By = Callable[[ServingRun], Any]
+BY_DOCUMENT: By = attrgetter("document")
+BY_ENGINE: By = attrgetter("engine")
+NO_HANDOVER = Handover(1.0, 0.0, 0.0)
 
 
 class ServingRow(Value):
@@ -102,17 +100,12 @@ class ServingScore(Value):
     rooms: tuple[ServingRoom, ...] = ()
 
 
-class _Known(NamedTuple):
-    """What is known of an engine where a run is forecast; `slower` is the factor of its version."""
-
-    constants: ServingConstants
-    slower: float
-    handover: Handover
-    first: FirstToken
+def _nothing(_: Any) -> None:
+    return None
 
 
-def _held_out(
-    runs: Sequence[ServingRun], by: _By, base: Callable[[Any], Fit | None] = lambda _: None
+def held_out(
+    runs: Sequence[ServingRun], by: By, base: Callable[[Any], Fit | None] = _nothing
 ) -> Iterator[tuple[Fit, list[ServingRun], list[ServingRun]]]:
     """Yield what is learned without each document, engine or part, what it is learned from, and the
     runs that were left out.
@@ -126,87 +119,20 @@ def _held_out(
         yield fit(figures.at(rows), base(name)), train, [run for run in runs if by(run) == name]
 
 
-def _own(made: Fit, run: ServingRun) -> tuple[EngineConstants, float]:
+def own(made: Fit, run: ServingRun) -> tuple[EngineConstants, float]:
     found = EngineConstants(**made.of(run.engine, run.chip))
     return found, exp(made.versions.get(run.software, 0.0))
 
 
-def _handover(runs: Sequence[ServingRun], made: Fit) -> Handover:
-    apart = [(run, run.prefill, *_own(made, run)) for run in runs if run.prefill]
-    return best_handover(apart) if apart else _NO_HANDOVER
+def handover_of(runs: Sequence[ServingRun], made: Fit) -> Handover:
+    apart = [(run, run.prefill, *own(made, run)) for run in runs if run.prefill]
+    return best_handover(apart) if apart else NO_HANDOVER
 
 
-def _waits(runs: Sequence[ServingRun], made: Fit) -> dict[str, float]:
+def waits_of(runs: Sequence[ServingRun], made: Fit) -> dict[str, float]:
     """Return the simulated TTFT of the runs that state one."""
-    found = {run.id: loop_ttft_s(run, *_own(made, run)) for run in runs if not run.weak}
+    found = {run.id: loop_ttft_s(run, *own(made, run)) for run in runs if not run.weak}
     return {name: seconds for name, seconds in found.items() if seconds is not None}
-
-
-def _part(run: ServingRun) -> int:
-    return crc32(run.id.encode()) % _FOLDS
-
-
-# --- learning
-
-
-def learn() -> dict[str, Any]:
-    """Return the content of the catalog's `serving.toml`, learned from the project's own runs."""
-    usable = [run for run in runs_of(read(SERVING))[0] if not run.weak]
-    figures = figures_of(usable)
-    made = fit(figures)
-    apart = runs_of(read(DISAGGREGATED))[0]
-    document, engine = attrgetter("document"), attrgetter("engine")
-    spreads = {
-        "known": _spread(usable, document),
-        "unknown": _spread(usable, engine, known=False),
-        "seen": _spread(usable, _part),
-        "disaggregated": _spread(apart, document, made),
-        "disaggregated seen": _spread(apart, _part, made),
-    }
-    own = fit(figures_of(apart), made)
-    return {
-        "spread": spreads,
-        "version": _rounded(made.versions),
-        "baseline": best_shares(figures),
-        "constants": _table(made, usable),
-        "disaggregated": _table(own, apart),
-        "disaggregated_version": _rounded(own.versions),
-        "handover": _handover(apart, own)._asdict(),
-        "ttft": first_tokens(usable, _waits(usable, made)),
-    }
-
-
-def _spread(
-    runs: Sequence[ServingRun], by: _By, base: Fit | None = None, *, known: bool = True
-) -> float:
-    """Return how far figures stray of runs that were left out, of known engines or of others."""
-    off = list[float]()
-    for made, train, left in _held_out(runs, by, lambda _: base):
-        handover = _handover(train, made)
-        for run in left:
-            if (run.engine in made.engines) == known and run.tpot_limit_s is None:
-                off += map(abs, strays(run, expected(run, *_own(made, run), handover)))
-    return float(np.quantile(off, _INSIDE))
-
-
-def _rounded(versions: dict[str, float]) -> dict[str, float]:
-    return {name: round(exp(value), 3) for name, value in versions.items()}
-
-
-def _table(made: Fit, runs: Sequence[ServingRun]) -> dict[str, dict[str, dict[str, float | int]]]:
-    """Return constants by engine and chip, of each engine on any chip, and of any engine."""
-    pairs = sorted({(run.engine, run.chip) for run in runs if run.tpot_limit_s is None})
-    chips = [*sorted({chip for _, chip in pairs}), ""]
-    everywhere = [(engine, "") for engine in sorted({engine for engine, _ in pairs})]
-    found: dict[str, dict[str, dict[str, float | int]]] = {}
-    for engine, chip in [*pairs, *everywhere, *((ANY_ENGINE, chip) for chip in chips)]:
-        values = {name: float(f"{value:.4g}") for name, value in made.of(engine, chip).items()}
-        count = sum(run.engine == engine and chip in ("", run.chip) for run in runs)
-        found.setdefault(engine, {})[chip or ANY_ENGINE] = {"runs": count} | values
-    return found
-
-
-# --- scoring
 
 
 def with_catalog_constants(path: Path | None = None) -> ServingScore:
@@ -215,7 +141,7 @@ def with_catalog_constants(path: Path | None = None) -> ServingScore:
     table = learned()
     documents = {document_of(row) for file in (SERVING, DISAGGREGATED) for row in read(file)}
 
-    def known(run: ServingRun) -> _Known:
+    def row(run: ServingRun) -> ServingRow:
         apart = run.prefill is not None
         found = constants_of(run.engine, run.chip, disaggregated=apart)
         if run.document in documents and found.runs and not run.weak:
@@ -223,78 +149,67 @@ def with_catalog_constants(path: Path | None = None) -> ServingScore:
             found = replace(found, spread=spread)
         versions = table.disaggregated_version if apart else table.version
         first = table.ttft.get(run.engine, table.ttft[ANY_ENGINE])
-        return _Known(found, versions.get(run.software, 1.0), Handover(**table.handover), first)
+        slower = versions.get(run.software, 1.0)
+        return _row(run, found, slower, Handover(**table.handover), first)
 
-    rows = [_row(run, known(run)) for run in runs]
-    found = _score("learned on the project's own files", rows, left_out)
+    found = _score("learned on the project's own files", [row(run) for run in runs], left_out)
     return found if path else replace(found, rooms=rooms(), summary=(*found.summary, _of_rooms()))
 
 
 def cross_validated(hold_out: str, path: Path | None = None) -> ServingScore:
-    """Score runs by constants learned without each document, or without each software."""
+    """Score runs by constants learned without each document, or without each software. Slices for
+    prompts differ from what the project's other runs teach.
+    """
     runs, left_out = runs_of(read(path or SERVING))
-    held_out: dict[str, _By] = {
-        "document": attrgetter("document"), "software": attrgetter("engine"),
-    }  # fmt: skip
-    by = held_out.get(hold_out)
+    by: By | None = {"document": BY_DOCUMENT, "software": BY_ENGINE}.get(hold_out)
     if by is None:
         raise SpecError(f"serving runs are held out by document or software, not by {hold_out}")
+
+    def others(name: Any) -> Fit:
+        return _base(name if by is BY_ENGINE else None)
+
     rows = dict[str, ServingRow]()
-    together = [run for run in runs if not run.prefill]
-    apart = [run for run in runs if run.prefill]
-    for part in filter(None, (together, apart)):
+    together = [run for run in runs if not run.prefill], _nothing, "known"
+    apart = [run for run in runs if run.prefill], others, "disaggregated"
+    for part, base, known in (each for each in (together, apart) if each[0]):
         if len(set(map(by, part))) < 2:
             raise SpecError(f"nothing to learn from: all runs are of one {hold_out}")
-    if together:
-        usable = [run for run in together if not run.weak]
-        waits = _waits(usable, fit(figures_of(usable)))
-        for made, train, left in _held_out(together, by):
-            firsts = first_tokens(train, waits)
+        usable = [run for run in part if not run.weak]
+        waits = waits_of(usable, fit(figures_of(usable), base(None)))
+        for made, train, left in held_out(part, by, base):
+            handover, firsts = handover_of(train, made), first_tokens(train, waits)
             for run in left:
-                known = run.engine in made.engines
+                spread = known if run.engine in made.engines else "unknown"
+                constants = ServingConstants(
+                    **made.of(run.engine, run.chip), runs=int(spread == known),
+                    spread=learned().spread[spread],
+                )  # fmt: skip
                 first = firsts.get(run.engine, firsts[ANY_ENGINE])
-                spread = "known" if known else "unknown"
-                rows[run.id] = _row(run, _learned(made, run, spread, _NO_HANDOVER, first))
-    # Slices for prompts differ from what the project's other runs teach.
-    for made, train, left in _held_out(
-        apart, by, lambda name: _base(name if hold_out == "software" else "")
-    ):
-        handover = _handover(train, made)
-        for run in left:
-            spread = "disaggregated" if run.engine in made.engines else "unknown"
-            rows[run.id] = _row(run, _learned(made, run, spread, handover, _AT_ONCE))
+                rows[run.id] = _row(run, constants, own(made, run)[1], handover, first)
     in_order = [rows[run.id] for run in runs if run.id in rows]
     return _score(f"without each {hold_out} in turn", in_order, left_out)
 
 
 @cache
-def _base(without: str) -> Fit:
+def _base(without: str | None) -> Fit:
     """Return what the project's runs without slices for prompts teach, but those of an engine."""
     runs = runs_of(read(SERVING))[0]
     return fit(figures_of([run for run in runs if not run.weak and run.engine != without]))
 
 
-def _learned(
-    made: Fit, run: ServingRun, spread: str, handover: Handover, first: FirstToken
-) -> _Known:
-    own = ServingConstants(
-        **made.of(run.engine, run.chip), runs=int(spread != "unknown"),
-        spread=learned().spread[spread],
-    )  # fmt: skip
-    return _Known(own, exp(made.versions.get(run.software, 0.0)), handover, first)
-
-
-def _row(run: ServingRun, known: _Known) -> ServingRow:
+def _row(
+    run: ServingRun, constants: ServingConstants, slower: float, handover: Handover,
+    first: FirstToken,
+) -> ServingRow:  # fmt: skip
     # The baseline: one share of HBM bandwidth for decoding and one MFU for prefill.
     shares = learned().baseline
     baseline = plain(shares["bandwidth"], shares["mfu"])
-    engine = known.constants.engine
-    found = expected(run, engine, known.slower, known.handover)
-    simple = expected(run, baseline, 1.0, _NO_HANDOVER)
+    found = expected(run, constants.engine, slower, handover)
+    simple = expected(run, baseline, 1.0, NO_HANDOVER)
     most_rate, least_tpot_s = bounds(run, found.batch)
     ttft_s = found.ttft_s if run.prefill else None
-    if (simulated_s := loop_ttft_s(run, engine, known.slower)) is not None:
-        ttft_s = known.first.begins_s + known.first.share * simulated_s
+    if (simulated_s := loop_ttft_s(run, constants.engine, slower)) is not None:
+        ttft_s = first.begins_s + first.share * simulated_s
     figures = {
         "output_tokens": (run.output_tokens_per_s, found.rate, simple.rate),
         "tpot": (run.tpot_s, found.tpot_s, simple.tpot_s),
@@ -304,7 +219,7 @@ def _row(run: ServingRun, known: _Known) -> ServingRow:
     for name, (measured, ours, theirs) in figures.items():
         errors[f"{name}_error"] = ours / measured - 1 if measured else None
         errors[f"baseline_{name}_error"] = theirs / measured - 1 if measured else None
-    inside = [abs(stray) <= known.constants.spread for stray in strays(run, found)]
+    inside = [abs(stray) <= constants.spread for stray in strays(run, found)]
     above = bool(run.output_tokens_per_s and run.output_tokens_per_s > most_rate) or bool(
         run.tpot_s and run.tpot_s < least_tpot_s
     )
@@ -313,7 +228,7 @@ def _row(run: ServingRun, known: _Known) -> ServingRow:
         document=run.document,
         engine=run.engine,
         chip=run.chip,
-        known=known.constants.runs > 0,
+        known=constants.runs > 0,
         weak=run.weak,
         output_tokens_per_s=run.output_tokens_per_s,
         expected_output_tokens_per_s=found.rate if run.output_tokens_per_s else None,

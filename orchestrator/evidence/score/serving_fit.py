@@ -7,7 +7,7 @@ are made least by Gauss and Newton.
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from math import log
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,58 +34,37 @@ _PRIOR = {
 _MEAN, _DEVIATION = (np.array([_PRIOR[name][i] for name in NAMES]) for i in (0, 1))
 
 
-@dataclass(frozen=True)
-class Figures:
-    """Every figure of the runs, one a row: its kind, and what it follows from."""
+class Figures(NamedTuple):
+    """Every figure of the runs, along the last axes: its kind, and what it follows from."""
 
-    runs: tuple[ServingRun, ...]
+    runs: NDArray[np.object_]
     kind: NDArray[np.int64]  # 0 output tokens/s, 1 TPOT, 2 TTFT of a request by itself
     measured: Floats
-    decoded: PassWork
-    chunked: PassWork
+    decoded: Floats  # the fields of PassWork
+    chunked: Floats
     chunks: Floats
     batch: Floats
     output: Floats
     copies: Floats
     in_waves: NDArray[np.bool_]
 
-    def at(self, rows: Any) -> "Figures":
-        changed: dict[str, Any] = {
-            each.name: getattr(self, each.name)[rows]
-            for each in fields(self)
-            if each.name not in {"runs", "decoded", "chunked"}
-        }
-        for name in ("decoded", "chunked"):
-            changed[name] = PassWork(*(part[rows] for part in getattr(self, name)))
-        picked = np.arange(len(self.runs))[rows].tolist()
-        return replace(self, runs=tuple(self.runs[i] for i in picked), **changed)
+    def at(self, places: NDArray[np.int64]) -> "Figures":
+        kept: Any = [part[..., places] for part in self]
+        return Figures(*kept)
 
 
 def figures_of(runs: Sequence[ServingRun]) -> Figures:
     """Return the figures that teach constants: of runs with slices for prompts TPOT alone."""
-    entries: list[tuple[ServingRun, int, float]] = []
+    entries: list[tuple[Any, ...]] = []
     for run in (run for run in runs if run.tpot_limit_s is None):
+        *works, chunks = mix_of(run, run.batch)
+        decoded, chunked = ([step.as_float(part) for part in work] for work in works)
         rate = None if run.prefill else run.output_tokens_per_s
         stated = (rate, run.tpot_s, run.ttft_s if run.output <= 1 else None)
-        entries += [(run, kind, value) for kind, value in enumerate(stated) if value]
-    works = {run.id: mix_of(run, run.batch) for run in runs}
-
-    def column(part: int, name: str) -> Floats:
-        return np.array([step.as_float(getattr(works[r.id][part], name)) for r, _, _ in entries])
-
-    decoded, chunked = (PassWork(*(column(i, name) for name in PassWork._fields)) for i in (0, 1))
-    return Figures(
-        runs=tuple(run for run, _, _ in entries),
-        kind=np.array([kind for _, kind, _ in entries]),
-        measured=np.array([value for _, _, value in entries]),
-        decoded=decoded,
-        chunked=chunked,
-        chunks=np.array([works[run.id][2] for run, _, _ in entries]),
-        batch=np.array([run.batch for run, _, _ in entries]),
-        output=np.array([run.output for run, _, _ in entries]),
-        copies=np.array([float(run.copies) for run, _, _ in entries]),
-        in_waves=np.array([run.in_waves for run, _, _ in entries]),
-    )
+        known = (decoded, chunked, chunks, run.batch, run.output, float(run.copies), run.in_waves)
+        entries += [(run, kind, value, *known) for kind, value in enumerate(stated) if value]
+    columns = zip(*entries, strict=True)
+    return Figures(np.array(next(columns), object), *(np.array(column).T for column in columns))
 
 
 def mix_of(run: ServingRun, batch: float) -> tuple[PassWork, PassWork, float]:
@@ -95,7 +74,8 @@ def mix_of(run: ServingRun, batch: float) -> tuple[PassWork, PassWork, float]:
 
 
 def forecast(figures: Figures, engine: EngineConstants) -> Floats:
-    found = step.rates(figures.decoded, figures.chunked, figures.chunks, engine)
+    works = PassWork(*figures.decoded), PassWork(*figures.chunked)
+    found = step.rates(*works, figures.chunks, engine)
     whole = found.tpot_s(figures.batch, figures.output)
     between = np.where(figures.in_waves, found.step_s, whole)
     rate = figures.copies * figures.batch / whole
@@ -111,8 +91,8 @@ def constants(logs: Floats) -> EngineConstants:
     return EngineConstants(**named)
 
 
-def _keys(run: ServingRun) -> tuple[tuple[str, ...], ...]:
-    return (), ("engine", run.engine), ("chip", run.chip), ("pair", run.engine, run.chip)
+def _keys(engine: str, chip: str) -> tuple[tuple[str, ...], ...]:
+    return (), ("engine", engine), ("chip", chip), ("pair", engine, chip)
 
 
 @dataclass(frozen=True)
@@ -124,9 +104,9 @@ class Fit:
     base: "Fit | None" = None
 
     def logs(self, engine: str, chip: str) -> Floats:
-        keys = ((), ("engine", engine), ("chip", chip), ("pair", engine, chip))
         none = np.zeros(len(NAMES))
-        own = np.asarray(np.sum([self.groups.get(key, none) for key in keys], axis=0))
+        found = [self.groups.get(key, none) for key in _keys(engine, chip)]
+        own = np.asarray(np.sum(found, axis=0))
         return own if self.base is None else own + self.base.logs(engine, chip)
 
     def of(self, engine: str, chip: str) -> dict[str, float]:
@@ -139,9 +119,9 @@ class Fit:
         return own if self.base is None else own | self.base.engines
 
 
-def fit(figures: Figures, base: Fit | None = None, steps: int = 25) -> Fit:
+def fit(figures: Figures, base: Fit | None = None, steps: int = 11) -> Fit:
     runs, names = figures.runs, len(NAMES)
-    keys = [_keys(run) for run in runs]
+    keys = [_keys(run.engine, run.chip) for run in runs]
     groups = list(dict.fromkeys(key for row in keys for key in row))
     place = {key: i for i, key in enumerate(groups)}
     versions = list(dict.fromkeys(run.software for run in runs))
@@ -189,18 +169,6 @@ def fit(figures: Figures, base: Fit | None = None, steps: int = 25) -> Fit:
         dict(zip(versions, values[names * len(groups) :].tolist(), strict=True)),
         base,
     )
-
-
-def best_shares(figures: Figures) -> dict[str, float]:
-    """Return the one share of HBM bandwidth and the one MFU that all runs fit best."""
-    shares = np.arange(0.1, 1.0, 0.02)
-    errors = {
-        (share, mfu): np.abs(np.log(forecast(figures, plain(share, mfu)) / figures.measured))
-        for share in shares.tolist()
-        for mfu in shares.tolist()
-    }
-    share, mfu = min(errors, key=lambda pair: float(np.median(errors[pair])))
-    return {"bandwidth": round(share, 2), "mfu": round(mfu, 2)}
 
 
 def plain(bandwidth: float, mfu: float) -> EngineConstants:

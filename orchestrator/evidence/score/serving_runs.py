@@ -239,7 +239,8 @@ def _disaggregated_of(name: str, row: Row) -> ServingRun:
     """
     engine, chip_name, model = _engine_of(row), row["chip"].lower(), model_of(row)
     prompt, output = needed(row, "input_len"), needed(row, "output_len")
-    weights, kv_cache = types_of(row | {"kv_dtype": row["kv_dtype"] or "fp8"}, engine)
+    narrow = "fp8" if row["weights_dtype"].startswith("fp") else ""
+    weights, kv_cache = types_of(row | {"kv_dtype": row["kv_dtype"] or narrow}, engine)
     requests, tpot_s = needed(row, "concurrency"), needed(row, "tpot_ms") / 1e3
     ttft_s = (_number(row["ttft_ms"]) or 0) / 1e3
 

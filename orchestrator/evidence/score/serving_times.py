@@ -170,7 +170,7 @@ def best_handover(runs: Sequence[_Apart]) -> Handover:
         return float(_losses(rates_of(stated, ttft_s, tpot_s), measured, 0.15))
 
     prefill = np.arange(0.4, 1.21, 0.05).round(2).tolist()
-    candidates = product(prefill, (0.1, 0.2, 0.3), (0.0, 0.02, 0.05, 0.1, 0.15))
+    candidates = product(prefill, (0.1, 0.2, 0.3, 0.45), (0.0, 0.05, 0.1, 0.15, 0.2, 0.3))
     return min(starmap(Handover, candidates), key=error)
 
 
