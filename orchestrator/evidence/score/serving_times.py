@@ -160,17 +160,18 @@ def first_tokens(runs: Sequence[ServingRun], waits: Mapping[str, float]) -> dict
 
 
 def best_handover(runs: Sequence[_Apart]) -> Handover:
-    """Return the handover that the rates of runs with slices for prompts fit best."""
-    stated = [each for each in runs if each[0].output_tokens_per_s]
+    """Return the handover that rates and TTFT of runs with slices for prompts fit best."""
+    stated = [each for each in runs if each[0].output_tokens_per_s and each[0].ttft_s]
     loops = loop_of(stated)
-    measured = np.array([run.output_tokens_per_s for run, *_ in stated], float)
+    measured = np.array([(run.output_tokens_per_s, run.ttft_s) for run, *_ in stated], float).T
 
     def error(handover: Handover) -> float:
         ttft_s, tpot_s, _ = closed_loops(loops, handover)
-        return float(_losses(rates_of(stated, ttft_s, tpot_s), measured, 0.15))
+        rates = rates_of(stated, ttft_s, tpot_s)
+        return float(_losses(rates, measured[0], 0.15) + _losses(ttft_s, measured[1], 0.5))
 
     prefill = np.arange(0.4, 1.21, 0.05).round(2).tolist()
-    candidates = product(prefill, (0.1, 0.2, 0.3, 0.45), (0.0, 0.05, 0.1, 0.15, 0.2, 0.3))
+    candidates = product(prefill, (0.05, 0.1, 0.2, 0.3), (0.0, 0.05, 0.1, 0.15, 0.2, 0.3))
     return min(starmap(Handover, candidates), key=error)
 
 
