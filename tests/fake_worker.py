@@ -36,7 +36,7 @@ def work(args: WorkerArgs, rank: int) -> None:
         log = journal.StepLog(run.path, args.attempt) if rank == 0 else None
         for index in range(first, run.run().steps):
             beats.count_step()
-            if run.cancel_request(0):
+            if run.requested(0)[0]:
                 return
             fail(failures.get(f"{args.attempt}.{rank}.{index}"))
             if log:

@@ -277,6 +277,7 @@ class MemoryWriter:
     def __init__(self, spec: Spec, plan: Plan, steps: int, clock: SimulatedClock) -> None:
         self.clock, self.plan_, self.spec_ = clock, plan, spec
         self.before, self.path = None, Path("/nonexistent/simulated")
+        self.trace_request = None  # nobody asks for a trace
         submission = replace(
             SUBMITTED.submission, plan_digest=plan.digest, pods=plan.pods, steps=steps
         )
@@ -290,9 +291,6 @@ class MemoryWriter:
         self.fleet: Fleet | None = None
 
     # --- as a journal
-
-    def trace_request(self) -> None:
-        """Nobody asks for a trace."""
 
     @property
     def journal(self) -> "MemoryWriter":

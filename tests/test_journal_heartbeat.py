@@ -1,5 +1,6 @@
 """Heartbeats: which rank died first, which one hangs, and what a rank writes."""
 
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import JournalUnwritable, ProgramFailed, Superseded
-from orchestrator.journal import files
+from orchestrator.journal import files, liveness
 from orchestrator.journal.files import RunPaths
 from orchestrator.journal.heartbeat import (
     _STARTUP_LIMIT_S,
@@ -269,3 +270,32 @@ def test_an_error_is_written_when_the_disk_takes_it_again(
     assert not read_heartbeats(path, 1)[0].ended
     full.clear()
     eventually(lambda: read_heartbeats(path, 1)[0].error == "OSError: No space left on device", 10)
+
+
+def test_last_words_fit_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a rank, and those of the driver, go into files that are there already."""
+    writer = claimed_run(tmp_path)
+    writer.start_attempt(tiny_plan())
+    path, watch = writer.journal.path, ClaimWatch(writer.journal.path, writer.number, 1)
+    full = OSError(errno.ENOSPC, "No space left on device")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise JournalUnwritable("full") from full
+
+    def ends_on_a_full_disk() -> None:
+        with HeartbeatWriter(path, 1, 0, "pod-0", 0.01, watch, give_up=lambda: None):
+            monkeypatch.setattr(files, "replace", refuse)
+            raise full
+
+    with pytest.raises(OSError, match="No space"):
+        ends_on_a_full_disk()
+    last = read_heartbeats(path, 1)[0]
+    assert last.ended
+    assert "No space left on device" in (last.error or "")
+    beat_file = writer.journal.paths.driver_heartbeat(writer.number)
+    liveness.leave(beat_file, "the journal cannot be written")
+    after = liveness.read(beat_file)
+    assert after is not None
+    assert after[2] == "the journal cannot be written"
+    monkeypatch.setattr(liveness, "is_gone", lambda _: True)
+    assert (writer.run().detail or "").endswith("is gone: the journal cannot be written")

@@ -194,17 +194,12 @@ def report_command(
     "--steps", type=click.IntRange(1), metavar="N",
     help="Let a run that goes on trace its next N steps first.",
 )  # fmt: skip
-@click.option(
-    "--trace", type=shared.FILE, metavar="FILE",
-    help="Read this XProf trace (.xplane.pb) of the run, taken by other means.",
-)  # fmt: skip
 @shared.JSON
 @shared.BRIEF
 @shared.FULL
 def profile_command(
-    run: str | None, storage: Path, steps: int | None, trace: Path | None, as_json: bool,
-    detail: ui.Detail | None,
-) -> None:  # fmt: skip
+    run: str | None, storage: Path, steps: int | None, as_json: bool, detail: ui.Detail | None
+) -> None:
     """Show where the time of RUN's step went, line by line. From its newest XProf traces.
 
     Measured seconds stand next to the ledger's, the compiler's and the expected ones; then by
@@ -220,11 +215,9 @@ def profile_command(
     """
     from orchestrator.show.profile_screen import profile_screen  # noqa: PLC0415  a long import
 
-    if steps and trace:
-        raise click.UsageError("--steps and --trace: choose one")
     run = shared.or_newest(run, storage)
     with aside(as_json):
-        found = orch.profile(run, storage, steps=steps, trace=trace, progress=Display())
+        found = orch.profile(run, storage, steps=steps, progress=Display())
     following = run_command("report", found.run, storage)
     show(found, lambda: profile_screen(found, following, detail or "usual"), as_json=as_json)
 

@@ -110,9 +110,9 @@ class Monitor:
             if hang := self.heartbeats.find_hang(self.hang_limit_s, now_s):
                 detail, rank = hang
                 return _AttemptEnd(reason="hang", error=detail, first_dead_rank=rank)
-            self._pass_on_trace_request()
             if self._must_stop():
                 return _AttemptEnd(reason="cancelled")
+            self._pass_on_trace_request()
             if self.new_save and self._can_grow():
                 return _AttemptEnd(reason="resized")
 
@@ -156,7 +156,7 @@ class Monitor:
         """Choose the steps of a trace that somebody asked for: the next ones that begin only when
         every rank has read the event.
         """
-        if (asked := self.writer.trace_request()) is None:
+        if (asked := self.writer.trace_request) is None:
             return
         number, request = asked
         run = self.writer.run()
@@ -391,7 +391,10 @@ def run_to_end(driver: "Driver") -> int:
         writer.end_run("cancelled", StateReason(code="cancel_requested", detail=detail))
         return 0
     except (errors.JournalUnreadable, errors.JournalUnwritable, errors.Superseded) as error:
-        print(error, file=sys.stderr)  # the journal cannot take it
+        # The journal cannot take it, and on a full disk the log neither.
+        liveness.leave(driver.journal.paths.driver_heartbeat(writer.number), str(error))
+        with suppress(OSError):
+            print(error, file=sys.stderr, flush=True)
         return error.exit_code
     except errors.OrchError as error:
         print(error, file=sys.stderr)

@@ -29,6 +29,7 @@ from orchestrator.values.slowdowns import Slowdown
 
 _SETTLE_LIMIT_S = 5.0
 POLL_S = 0.05
+_ASKED_EVERY_S = 0.2
 
 
 class _RunSaves:
@@ -106,9 +107,11 @@ def _train(args: WorkerArgs, rank: int, beats: HeartbeatWriter, watch: ClaimWatc
     if not submission.rehearsal:  # a rehearsal runs in the installation that submitted it
         provenance.check_versions(submission.environment)
 
+    asked = _cancel_asked(journal, settled)
+
     def stop() -> bool:
         beats.count_step()
-        return rank == 0 and journal.cancel_request(settled) is not None
+        return rank == 0 and asked()
 
     if submission.profile:
         watch.traced = range(*submission.profile)
@@ -162,6 +165,20 @@ def _train(args: WorkerArgs, rank: int, beats: HeartbeatWriter, watch: ClaimWatc
             progressed=beats.count_step,
         )
         train(plan, assignment)
+
+
+def _cancel_asked(journal: Journal, settled: int) -> Callable[[], bool]:
+    """Whether somebody asks to stop: a matter of files, so not looked at in every short step."""
+    looked_s = -_ASKED_EVERY_S
+
+    def asked() -> bool:
+        nonlocal looked_s
+        if (now_s := time.monotonic()) - looked_s < _ASKED_EVERY_S:
+            return False
+        looked_s = now_s
+        return journal.requested(settled)[0] is not None
+
+    return asked
 
 
 def _sequences_taken(journal: Journal, start: int, stop: int) -> int:

@@ -23,6 +23,7 @@ _DEVIATIONS, _MAD = 5.0, 1.4826  # the MAD of a normal distribution times this i
 _STALL_STEPS, _STALL_S = 4.0, 3.0  # a single step is a stall when it is longer by both
 _COMPILED = 0.5  # of a step, and seconds
 _SAVE_S, _SAVE_TIMES, _SAVE_STEPS = 10.0, 3.0, 10.0
+_AGAIN = 4  # steps after which the usual ones are looked at again
 _APART = 50  # steps: stalls of one kind that are nearer belong together
 _GATHERS = 4  # in a row in which a host must be slow
 _MOST, _TOLD = 200, 32  # slowdowns of an attempt, and how many of them are told again and again
@@ -78,7 +79,10 @@ class SlowdownWatch:
     def _begin(self) -> None:
         """Forget the steps so far: those that come are others."""
         self._before: deque[float] = deque(maxlen=_BEFORE)
+        self._usual: tuple[float, float] | None = None  # the spread of those before
         self._recent: deque[Step] = deque(maxlen=_RECENT)
+        self._paces: deque[float] = deque(maxlen=_RECENT)  # of the recent ones
+        self._starved: deque[bool] = deque(maxlen=_RECENT)
         self._scores: deque[dict[HostPart, _Shares]] = deque(maxlen=_GATHERS)
         self._level: int | None = None  # the number of the slowdown that is a change of level
 
@@ -88,18 +92,23 @@ class SlowdownWatch:
             self.end(step.index - 1)
             self._begin()
             return
-        if len(self._recent) == _RECENT and self._level is None:
-            self._before.append(_pace(self._recent[0]))
+        full = len(self._recent) == _RECENT
+        if full and self._level is None:
+            self._before.append(self._paces[0])
+            # Medians of many are dear, and move little with each step.
+            if len(self._before) >= _FEWEST and (not self._usual or step.index % _AGAIN == 0):
+                self._usual = _spread(self._before)
         self._recent.append(step)
-        known = len(self._before) >= _FEWEST
-        usual_s, deviation_s = _spread(self._before) if known else (0.0, 0.0)
-        if known:
-            self._find_stalls(step, usual_s, deviation_s)
+        self._paces.append(_pace(step))
+        self._starved.append(step.data_s > self._limits.input * step.step_s)
+        if self._usual:
+            self._find_stalls(step, *self._usual)
         if step.checkpoint_s:
             self._saves.append(step.checkpoint_s)
             self._saving = True
         if len(self._recent) == _RECENT:
-            if known:
+            usual_s, deviation_s = self._usual or (0.0, 0.0)
+            if self._usual:
                 limit_s = usual_s + max(self._limits.level * usual_s, _DEVIATIONS * deviation_s)
                 self._find_level(usual_s, limit_s)
             self._find_starved(usual_s)
@@ -121,14 +130,17 @@ class SlowdownWatch:
     # --- single steps
 
     def _find_stalls(self, step: Step, usual_s: float, deviation_s: float) -> None:
+        if step.checkpoint_s:
+            # A save is long against the ones before it; the first ones, against the steps.
+            save_s = max(_SAVE_S, _SAVE_STEPS * usual_s, _SAVE_TIMES * self._save_s)
+            if len(self._saves) > 1:
+                save_s = _SAVE_TIMES * median(self._saves) + max(_STALL_S, 2 * usual_s)
+            if step.checkpoint_s > save_s:
+                self._stall("saving", step, usual_s, step.checkpoint_s)
+        excess_s = self._paces[-1] - usual_s
+        if excess_s < _COMPILED * usual_s:
+            return
         long_s = max(_STALL_STEPS * usual_s, 2 * _DEVIATIONS * deviation_s, _STALL_S)
-        # A save is long against the ones before it; the first ones, against the steps.
-        save_s = max(_SAVE_S, _SAVE_STEPS * usual_s, _SAVE_TIMES * self._save_s)
-        if len(self._saves) > 1:
-            save_s = _SAVE_TIMES * median(self._saves) + max(_STALL_S, 2 * usual_s)
-        if step.checkpoint_s > save_s:
-            self._stall("saving", step, usual_s, step.checkpoint_s)
-        excess_s = _pace(step) - usual_s
         kind = _cause([step], excess_s)
         if kind == "compilation":
             long_s = _COMPILED * max(usual_s, 1.0)
@@ -156,11 +168,11 @@ class SlowdownWatch:
 
     def _find_level(self, usual_s: float, limit_s: float) -> None:
         """Begin, go on with or end a slowdown of the last steps, by their paces."""
+        if self._level is None and sum(pace > limit_s for pace in self._paces) < _SLOW:
+            return
         slow = [step for step in self._recent if _pace(step) > limit_s]
-        step_s = median(map(_pace, self._recent))
+        step_s = median(self._paces)
         if self._level is None:
-            if len(slow) < _SLOW or step_s <= limit_s:
-                return
             excess_s = sum(_pace(step) - usual_s for step in slow)
             if excess_s < self._limits.level_s:
                 return
@@ -175,12 +187,14 @@ class SlowdownWatch:
             self._close(slowdown, slow[-1].index if slow else step.index - _RECENT)
             self._level = None
             return
-        lost_s = slowdown.lost_s + _pace(step) - usual_s
+        lost_s = slowdown.lost_s + self._paces[-1] - usual_s
         self._go_on(replace(slowdown, lost_s=max(lost_s, 0.0)))
 
     def _find_starved(self, usual_s: float) -> None:
         """Find steps that wait for their input from the first one on, so that none is usual."""
-        starved = [step for step in self._recent if step.data_s > self._limits.input * step.step_s]
+        if sum(self._starved) < _SLOW and not self._open:
+            return
+        starved = [step for step, waits in zip(self._recent, self._starved, strict=True) if waits]
         open_one = next((each for each in self._open.values() if each.kind == "input"), None)
         if open_one and open_one.number != self._level:
             if len(starved) <= _RECENT - _SLOW:
@@ -200,15 +214,18 @@ class SlowdownWatch:
 
     def _find_hosts(self, step: Step, times: HostTimes) -> None:
         """Name the hosts that were slow in each of the last gathers."""
-        step_s = median(map(_pace, self._recent))
-        least_s = self._limits.host_s
-        self._scores.append({part: _scores(times, part, step_s, least_s) for part in _ORDER})
+        step_s = median(self._paces)
+        scores = {part: _scores(times, part, step_s, self._limits) for part in _ORDER}
+        self._scores.append({part: own for part, own in scores.items() if own is not None})
         self._blame_stall(step, times)
         slow: dict[int, tuple[HostPart, float]] = {}
-        for part in reversed(_ORDER) if len(self._scores) == _GATHERS else ():
+        lasting = [part for part in reversed(_ORDER) if all(part in each for each in self._scores)]
+        for part in lasting if len(self._scores) == _GATHERS else ():
             gathers = np.array([seen[part] for seen in self._scores])
             for rank in np.flatnonzero(gathers.min(axis=0) > self._limits.hosts[part]).tolist():
-                slow[rank] = part, float(np.median(gathers[:, rank]))
+                # Shares of a step are of the newest one: those before may have been much shorter.
+                known = gathers[-1:, rank] if part in ("host", "input") else gathers[:, rank]
+                slow[rank] = part, float(np.median(known))
         named = {each.rank: each for each in self._open.values() if each.rank is not None}
         for rank, slowdown in named.items():
             if slowdown.number == self._level:
@@ -223,7 +240,7 @@ class SlowdownWatch:
             self._name_host(rank, *slow[rank], step_s)
 
     def _is_slow(self, rank: int, scores: dict[HostPart, _Shares]) -> bool:
-        return any(scores[part][rank] > self._limits.hosts[part] / 2 for part in _ORDER)
+        return any(shares[rank] > self._limits.hosts[part] / 2 for part, shares in scores.items())
 
     def _name_host(self, rank: int, part: HostPart, score: float, step_s: float) -> None:
         times = 1 + score if part == "devices" else None
@@ -248,9 +265,9 @@ class SlowdownWatch:
     def _blame_stall(self, step: Step, times: HostTimes) -> None:
         """Name the host that stood still in a stall of the last steps."""
         stall = self._last.get("stall")
-        if stall is None or stall.rank is not None or len(self._scores) == 0:
+        scores = self._scores[-1].get("stopped")
+        if stall is None or stall.rank is not None or scores is None:
             return
-        scores = self._scores[-1]["stopped"]
         rank = int(scores.argmax())
         is_new = step.index - (stall.last_step or 0) < 2 * _RECENT
         if is_new and scores[rank] > self._limits.hosts["stopped"]:
@@ -316,9 +333,10 @@ def _spread(paces: deque[float]) -> tuple[float, float]:
     return middle, _MAD * median(abs(pace - middle) for pace in paces)
 
 
-def _scores(times: HostTimes, part: HostPart, step_s: float, least_s: float) -> _Shares:
+def _scores(times: HostTimes, part: HostPart, step_s: float, limits: _Limits) -> _Shares | None:
     """By how much each rank is slower than the median of the others: a share of their device time,
-    of a step, or of all time. Less than `least_s`, or than the spread of many hosts, counts as 0.
+    of a step, or of all time. Less than a step feels, or than the spread of many hosts, counts as
+    0. None where all hosts are so near one another that none of them can be slow.
     """
     columns: dict[HostPart, tuple[float, ...]] = {
         "devices": times.devices_s,
@@ -326,19 +344,21 @@ def _scores(times: HostTimes, part: HostPart, step_s: float, least_s: float) -> 
         "input": times.input_s,
         "stopped": times.stopped,
     }
-    own = np.array(known := columns[part])
-    if len(own) < 2 or step_s <= 0 or (part == "devices" and own.min() <= 0):
-        return np.zeros(len(own))
-    others, noise = np.full(len(own), np.median(own)), 0.0
+    known = columns[part]
+    least, noise = min(known), limits.host_s if part in ("host", "input") else 0.0
+    if len(known) < 2 or step_s <= 0 or (part == "devices" and least <= 0):
+        return None
+    unit = {"devices": least, "stopped": 1.0}.get(part, step_s)
+    if max(known) - least <= max(limits.hosts[part] / 2 * unit, noise):
+        return None
+    own = np.array(known)
+    others = np.full(len(own), np.median(own))
     if len(own) >= _MANY_HOSTS:
-        noise = _DEVIATIONS * _MAD * float(np.median(np.abs(own - others)))
+        noise = max(noise, _DEVIATIONS * _MAD * float(np.median(np.abs(own - others))))
     else:  # a slow one would move the median of all
         others = np.array([median(known[:at] + known[at + 1 :]) for at in range(len(known))])
-    if part in ("host", "input"):
-        noise = max(noise, least_s)
-    unit = {"devices": others, "stopped": np.float64(1.0)}.get(part, np.float64(step_s))
     excess = own - others
-    shares: _Shares = np.where(excess > noise, excess / unit, 0.0)
+    shares: _Shares = np.where(excess > noise, excess / (others if part == "devices" else unit), 0)
     return shares
 
 

@@ -193,6 +193,27 @@ def replace(path: Path, content: bytes, *, durably: bool = False) -> None:
             raise
 
 
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+
+
+def replace_on_full_disk(path: Path, content: bytes, shorter: bytes) -> None:
+    """Replace a file; where a disk has no space for a second one, write a shorter text over the
+    first, which a reader may see half written.
+    """
+    try:
+        replace(path, content)
+    except JournalUnwritable as error:
+        if getattr(error.__cause__, "errno", None) not in _NO_SPACE:
+            raise
+        with writing(path):
+            target = boundary.open_file(path, os.O_WRONLY)
+            try:
+                write_all(target, shorter)
+                os.ftruncate(target, len(shorter))
+            finally:
+                os.close(target)
+
+
 def _partial(path: Path) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}{PARTIAL}")
 

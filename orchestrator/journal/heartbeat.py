@@ -83,7 +83,7 @@ class ClaimWatch:
             return str(error)
 
 
-_MAX_ERROR_BYTES = 16_384
+_MAX_ERROR_BYTES, _SHORT_ERROR = 16_384, 1000
 _USAGE_EVERY_S = 10.0
 # Processes need this long to start, compile and restore, however short the hang limit is.
 _STARTUP_LIMIT_S = 600.0
@@ -172,17 +172,18 @@ class HeartbeatWriter:
         self._interval_s, self._give_up, self._ended = interval_s, give_up, threading.Event()
         self._lock, self._written = threading.Lock(), threading.Event()
         self._usage: HostUsage | None = None
+        self._steps = 0  # counted in every step, so not in the value itself
         psutil.cpu_percent()  # what the next call counts from
         self._heartbeat = Heartbeat(
             rank=rank, slice_name=slice_name, process=liveness.this_process(), at_s=time.time()
         )
 
     def count_step(self) -> None:
-        self._heartbeat = replace(self._heartbeat, steps=self._heartbeat.steps + 1)
+        self._steps += 1
 
     def start_again(self) -> None:
         """No step is done while another stage is compiled, as at a start."""
-        self._heartbeat = replace(self._heartbeat, steps=0)
+        self._steps = 0
         self._write()
 
     def report_seen(
@@ -248,9 +249,15 @@ class HeartbeatWriter:
 
     def _write(self) -> None:
         with self._lock:
-            heartbeat = replace(self._heartbeat, at_s=time.time(), usage=self._usage)
+            heartbeat = replace(
+                self._heartbeat, at_s=time.time(), steps=self._steps, usage=self._usage
+            )
             try:
-                files.replace(self._path, msgspec.json.encode(heartbeat))
+                # On a full disk it must say what ended it in the block that its file has.
+                error = (heartbeat.error or "")[:_SHORT_ERROR] or None
+                short = replace(heartbeat, slowdowns=(), host_check=None, usage=None, error=error)
+                contents = map(msgspec.json.encode, (heartbeat, short))
+                files.replace_on_full_disk(self._path, *contents)
             except JournalUnwritable:
                 return  # the next heartbeat may succeed
             self._written.set()

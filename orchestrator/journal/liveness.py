@@ -4,11 +4,12 @@ import errno
 import os
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-from orchestrator import storage
+from orchestrator import errors, storage
 from orchestrator.journal import boundary, files
 from orchestrator.storage import copies
 from orchestrator.values.run import ProcessIdentity
@@ -70,8 +71,9 @@ def _started_s(process: psutil.Process) -> float:
 _LEAST_S = 1.0  # between two heartbeats on a bucket, which takes one for an object a second
 _renewed: dict[Path, float] = {}
 # When by the file system's clock, and when since its machine started: None where a full disk took
-# no more than the time of the file.
-DriverHeartbeat = tuple[float, float | None]
+# no more than the time of the file. Then the last words of a driver.
+DriverHeartbeat = tuple[float, float | None, str]
+_MOST_WORDS = 1000
 
 
 def send(path: Path) -> None:
@@ -98,14 +100,22 @@ def renew(path: Path) -> bool:
         return True
 
 
+def leave(path: Path, words: str) -> None:
+    """Write why the driver leaves into its heartbeat, the one file that needs no more space."""
+    with suppress(errors.JournalUnwritable), files.writing(path), suppress(FileNotFoundError):
+        content = _content() + words.encode()[:_MOST_WORDS]
+        if not storage.is_copy(path):
+            _write_over(boundary.open_file(path, os.O_WRONLY), content)
+
+
 def _content() -> bytes:
     return b"%020.3f\n" % uptime_s()
 
 
-def _write_over(opened: int) -> None:
+def _write_over(opened: int, content: bytes | None = None) -> None:
     """Write in place, which needs no space once the file is there; then close the file."""
     try:
-        files.write_all(opened, _content())
+        files.write_all(opened, content or _content())
         os.utime(opened)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -120,10 +130,11 @@ def read(path: Path) -> DriverHeartbeat | None:
     """Return the last heartbeat; None before the first."""
     try:  # opening the file makes a shared file system ask its server instead of its cache
         with files.reading(path), boundary.reading_file(path) as file:
-            content, at_s = file.read(64), os.fstat(file.fileno()).st_mtime
+            content, at_s = file.read(2 * _MOST_WORDS), os.fstat(file.fileno()).st_mtime
     except FileNotFoundError:
         return None
+    beat, _, words = content.partition(b"\n")
     try:
-        return at_s, float(content)
+        return at_s, float(beat), words.decode(errors="replace")
     except ValueError:
-        return at_s, None
+        return at_s, None, ""

@@ -46,6 +46,7 @@ class Writer:
         self.journal, self._state, self._clock = journal, state, clock
         self.before = before  # the state that was claimed; None for the submitter
         self.number = state.writer  # of its claim, 0 for the submitter
+        self._trace_asked: tuple[int, events.TraceRequest] | None = None
         self._lock = threading.RLock()
 
     def run(self) -> values.Run:
@@ -102,11 +103,11 @@ class Writer:
         if all(check.attempt != known.attempt for known in self._state.host_checks):
             self._append(events.HostsChecked(at_s=self._clock(), check=check))
 
+    @property
     def trace_request(self) -> tuple[int, events.TraceRequest] | None:
-        """Return the request for a trace that nothing has settled yet, and its number."""
-        state = self._state
-        done = state.trace.request if state.trace else 0
-        return self.journal.trace_request(max(done, state.settled_requests))
+        """The request for a trace that the last heartbeat has seen, and its number."""
+        asked, last = self._trace_asked, self._state.trace
+        return None if asked and last and asked[0] <= last.request else asked
 
     def record_trace(self, request: int, steps: range) -> None:
         """Let the ranks of the attempt trace these steps."""
@@ -161,7 +162,8 @@ class Writer:
             with suppress(errors.JournalUnreadable), self._lock:
                 self._reload()  # whoever superseded this claim has removed its heartbeat
             liveness.send(path)
-        return self.journal.cancel_request(settled)
+        cancel, self._trace_asked, _ = self.journal.requested(settled)
+        return cancel
 
     @contextmanager
     def background_heartbeat(self) -> Iterator[None]:

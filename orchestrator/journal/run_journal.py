@@ -132,7 +132,7 @@ class Journal:
     def run(self, clock: Clock = time.time) -> values.Run:
         """Return the run as it is now; `JournalUnreadable` if this is not the folder of a run."""
         state = self.state()
-        cancel, problems = self._requested(state.settled_requests)
+        cancel, _, problems = self.requested(state.settled_requests)
         steps: dict[int, run_state.StepSummary] = {}
         for attempt in state.attempts:
             steps[attempt.number], faults = step_log.summarize_steps(self.path, attempt)
@@ -145,13 +145,14 @@ class Journal:
         claim = state.claim
         writer = claim.driver if claim else state.submitted.submission.submitter
         heartbeat = self.paths.driver_heartbeat(state.writer)
-        heartbeat_at_s, beat_s = liveness.read(heartbeat) or (None, None)
+        heartbeat_at_s, beat_s, last_words = liveness.read(heartbeat) or (None, None, "")
         if claim and beat_s is not None and liveness.is_known(writer):
             silent_s = liveness.uptime_s() - beat_s
         observed = run_state.Observation(
             heartbeat_at_s=heartbeat_at_s,
             silent_s=silent_s,
             writer_is_gone=not state.ended and liveness.is_gone(writer),
+            last_words=last_words,
             writer_is_alive=not state.ended and liveness.is_alive(writer),
             cancel=cancel,
             tracking=tracking,
@@ -290,19 +291,12 @@ class Journal:
             raise OtherVersion(self.path, "journal", written=first.schema, read=event_log.SCHEMA)
         return first
 
-    def cancel_request(self, settled: int) -> CancelRequest | None:
-        return self._requested(settled)[0]
-
-    def trace_request(self, settled: int) -> tuple[int, TraceRequest] | None:
-        """Return the newest request for a trace after those that are settled, and its number."""
-        folder = self.paths.requests
-        contents = event_log.read(folder).contents
-        records = event_log.decoded(folder, contents, event_log.decode_request)
-        asked = [(n, each) for n, each in records.items() if isinstance(each, TraceRequest)]
-        return asked[-1] if asked and asked[-1][0] > settled else None
-
-    def _requested(self, settled: int) -> tuple[CancelRequest | None, list[str]]:
-        """Return the first request to stop at once, else the first, and what others have wrong."""
+    def requested(
+        self, settled: int
+    ) -> tuple[CancelRequest | None, tuple[int, TraceRequest] | None, list[str]]:
+        """Return the first request to stop at once, else the first; the newest for a trace, with
+        its number; and what others have wrong. Those that are settled count no more.
+        """
         folder = self.paths.requests
         log = event_log.read(folder)
         records = event_log.decoded(folder, log.contents, event_log.decode_request)
@@ -310,7 +304,9 @@ class Journal:
         problems = [*log.problems, *(str(record) for record in later if isinstance(record, Fault))]
         requests = [record for record in later if isinstance(record, CancelRequest)]
         at_once = (request for request in requests if request.at_once)
-        return next(at_once, requests[0] if requests else None), problems
+        traces = [(n, each) for n, each in records.items() if isinstance(each, TraceRequest)]
+        trace = traces[-1] if traces and traces[-1][0] > settled else None
+        return next(at_once, requests[0] if requests else None), trace, problems
 
 
 # --- what its plan predicts, and what is left of it

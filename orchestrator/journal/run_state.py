@@ -203,6 +203,7 @@ class Observation(Value):
     silent_s: float | None = None
     writer_is_gone: bool = False  # its process is known to have ended
     writer_is_alive: bool = False  # its process is known to exist
+    last_words: str = ""  # of the driver, where the journal took no event any more
     cancel: events.CancelRequest | None = None  # the request that counts
     tracking: values.TrackedRun | None = None
     steps: dict[int, StepSummary] = field(default_factory=dict)
@@ -327,7 +328,8 @@ def _driver_absence(state: RunState, observed: Observation) -> values.StateReaso
     if state.claim:
         driver = f"its driver ({process_name(state.claim.driver)})"
         if observed.writer_is_gone:
-            return _reason("driver_gone", f"{driver} is gone")
+            why = ": ".join(filter(None, [f"{driver} is gone", first_line(observed.last_words)]))
+            return _reason("driver_gone", why)
         if silent_s > state.claim.heartbeat_s * MISSING_HEARTBEATS:
             return _reason("driver_silent", f"{driver} has sent no heartbeat for {silent_s:,.0f} s")
     # A real run may wait for its driver without its submitter; a rehearsal cannot.

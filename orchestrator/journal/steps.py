@@ -27,6 +27,7 @@ from orchestrator.values.slowdowns import HostTimes
 
 _SYNC_EVERY_S = 5.0
 _RECENT_STEPS = 50
+_ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(values.TimedStep)
 # A line is a JSON object that begins with the checksum of the rest of it.
 _CRC = b'{"crc32":"%08x",'
@@ -58,9 +59,11 @@ class StepLog:
     def append(self, step: values.Step) -> None:
         """Write a step. Trainer metrics that are not finite are left out: JSON cannot hold them."""
         now_s = self._clock()
-        finite = {name: x for name, x in step.trainer_metrics.items() if math.isfinite(x)}
-        timed = values.TimedStep(at_s=now_s, step=replace(step, trainer_metrics=finite))
-        self._lines.append(_encode(timed))
+        known = step.trainer_metrics
+        if not all(map(math.isfinite, known.values())):
+            finite = {name: x for name, x in known.items() if math.isfinite(x)}
+            step = replace(step, trainer_metrics=finite)
+        self._lines.append(_encode(values.TimedStep(at_s=now_s, step=step)))
         if now_s - self._synced_s >= _SYNC_EVERY_S:
             self.sync()
 
@@ -70,7 +73,7 @@ class StepLog:
 
 
 def _encode(timed: values.TimedStep) -> bytes:
-    rest = msgspec.json.encode(timed)[1:]
+    rest = _ENCODER.encode(timed)[1:]
     return _CRC % zlib.crc32(rest) + rest
 
 
@@ -224,7 +227,11 @@ class StepTable:
         if chosen.dtype == bool and chosen.all():
             return self
         numbers: Integers = np.asarray(np.flatnonzero(chosen) if chosen.dtype == bool else chosen)
-        columns: dict[str, Any] = {name: getattr(self, name)[numbers] for name in _COLUMNS}
+        # Rows in a row need no copy.
+        run = len(numbers) and int(numbers[-1]) - int(numbers[0]) + 1 == len(numbers)
+        ordered = run and bool((numbers[1:] > numbers[:-1]).all())
+        where = slice(int(numbers[0]), int(numbers[-1]) + 1) if ordered else numbers
+        columns: dict[str, Any] = {name: getattr(self, name)[where] for name in _COLUMNS}
         for name in _BY_ROW:  # what some of these rows have, by its place among them
             by_row = getattr(self, name)
             places = np.flatnonzero(np.isin(numbers, list(by_row)))

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from orchestrator.errors import JournalUnreadable, Superseded
+from orchestrator.journal import liveness
 from orchestrator.journal.ownership import Writer, request_cancel
 from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.steps import StepReader
@@ -22,6 +23,7 @@ from orchestrator.values.run import LIVE, Run, StateReason
 
 _POLL_S, _REHEARSAL_POLL_S = 0.5, 0.2
 _ASK_EVERY_S = 5.0
+_REPORT_LIMIT_S = 60.0
 _GONE_LIMIT_S = 90.0  # for an emulated cluster to say why the driver is gone
 
 
@@ -163,6 +165,12 @@ class _RehearsalFollower:
             if driven:
                 self.watch.update(run)
                 if run.ended_at_s is not None:
+                    # The driver goes on to draw the report, which ends with its cluster.
+                    until_s = time.monotonic() + _REPORT_LIMIT_S
+                    while time.monotonic() < until_s and not self.signals:
+                        if run.driver is None or liveness.is_gone(run.driver):
+                            break
+                        time.sleep(_REHEARSAL_POLL_S)
                     return None
             if why := (state and state.error) or self.gone(run, driven=driven):
                 progress(Notice("trouble", kind="cluster failed", why=why))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator import catalog
 from orchestrator.errors import (
     JournalUnreadable,
     JournalUnwritable,
@@ -56,18 +55,15 @@ def profile(
     storage: str | Path = RUNS,
     *,
     steps: int | None = None,
-    trace: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Profile:
     """Return what the newest traces of a run say of a step, line by line. With `steps`, a run that
-    goes on first traces so many of its next steps. `trace` is a file to read instead.
+    goes on first traces so many of its next steps.
     """
     require("prove")
     where = folder(storage)
     journal = find_run(where, run)
     found = journal.run()
-    if trace is not None:
-        return _of_file(journal, found, Path(trace))
     if steps is not None:
         _take(journal, found, steps, where, progress or silent)
     problems = list[str]()
@@ -126,27 +122,6 @@ def _newest_file(at: Path) -> Path:
             if name.endswith(".xplane.pb"):
                 return root / taken / name
     raise FileNotFoundError(root)
-
-
-def _of_file(journal: Journal, run: Run, path: Path) -> Profile:
-    """Return what a trace that was taken by other means says of the run's newest plan."""
-    from orchestrator.proving.measured import measure  # noqa: PLC0415  it reads programs
-
-    plan = journal.current_plan(run)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise TraceUnreadable(f"{path}: {error.strerror}") from error
-    on_chips = "gpu" if catalog.chip_of(plan).switched else "tpu"
-    programs = [at / name / PROGRAM for at in trace_folders(journal) for name in files.names(at)]
-    program = next((files.read(each) for each in reversed(programs) if each.exists()), None)
-    note = TraceNote(
-        plan_digest=plan.digest, rank=0, first_step=0, end_step=0,
-        platform="cpu" if run.rehearsal else on_chips,
-        device_kind=plan.chip,
-    )  # fmt: skip
-    found = measure(content, path.name, note, plan, program)
-    return make_profile(journal, run, [found], path)
 
 
 def _take(journal: Journal, run: Run, steps: int, storage: Path, progress: Progress) -> None:

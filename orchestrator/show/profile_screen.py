@@ -138,6 +138,4 @@ def what_text(profile: Profile) -> str:
     """Return which steps, ranks and devices the figures are of."""
     ranks = ", ".join(map(str, profile.ranks))
     of = f"the mean of rank{'s' * (len(profile.ranks) > 1)} {ranks} on {profile.device_kind}"
-    if profile.end_step > profile.first_step:
-        return f"steps {profile.first_step} to {profile.end_step - 1}, {of}; {profile.folder}"
-    return f"a trace from elsewhere: {profile.folder}"
+    return f"steps {profile.first_step} to {profile.end_step - 1}, {of}; {profile.folder}"

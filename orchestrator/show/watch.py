@@ -28,6 +28,7 @@ from orchestrator.show import drawings as draw
 from orchestrator.show.pages import page_of, proof_of
 from orchestrator.show.terminal import echo, echo_json
 from orchestrator.storage.addresses import folder
+from orchestrator.tracking.mlflow.store import run_link
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
 from orchestrator.values.run import LIVE
@@ -155,6 +156,7 @@ def _parts_of(run: WatchedRun, number: int) -> Iterator[tuple[str, str]]:
             "plan": run.plan,
             "full": run.rehearsed or run.plan,
             "proof": run.proof,
+            "mlflow": run_link(reading.run.tracking) if reading.run.tracking else None,
             "is_live": reading.run.state in LIVE,
             "verdict": report_screen.run_verdict(reading.report),
             "charts": charts,

@@ -38,8 +38,12 @@ CASES: dict[str, tuple[str, float, str, int | None]] = {
 }
 
 
-def rehearse(storage: Path, key: str, steps: int, trouble: Callable[[Journal], None]) -> Journal:
-    """A rehearsal to its end; `trouble` strikes it once it has done some steps."""
+def rehearse(
+    storage: Path, key: str, steps: int, trouble: Callable[[Journal], None], ends: int = 0
+) -> Journal:
+    """A rehearsal to its end; `trouble` strikes it once it has done some steps. `ends` is the exit
+    code of the command.
+    """
     settings = (
         f"run.storage={storage}", "cluster.backend=hosts", "run.trainer=tests.troubled",
     )  # fmt: skip
@@ -55,17 +59,18 @@ def rehearse(storage: Path, key: str, steps: int, trouble: Callable[[Journal], N
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as submitting:
         journal = Journal(storage / key)
-        steps_file = journal.paths.steps(1)
-        while submitting.poll() is None and not _has_steps(steps_file, BEGINS):
+        while submitting.poll() is None and written(journal) < BEGINS:
             time.sleep(0.02)
         trouble(journal)
         out, _ = submitting.communicate()
-    assert submitting.returncode == 0, out.decode()
+    assert submitting.returncode == ends, out.decode()
     return journal
 
 
-def _has_steps(path: Path, steps: int) -> bool:
-    return path.exists() and path.read_bytes().count(b"\n") >= steps
+def written(journal: Journal) -> int:
+    """The steps of the first attempt so far."""
+    path = journal.paths.steps(1)
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def strike(journal: Journal, kind: str, size_s: float) -> None:
@@ -87,13 +92,17 @@ def strike(journal: Journal, kind: str, size_s: float) -> None:
 
 
 def first_told(journal: Journal) -> list[Slowdown]:
-    """The slowdowns of a run, as they were when they were found."""
-    found: dict[int, Slowdown] = {}
+    """The slowdowns of a run, as they were when their kind and their host were found."""
+    found: dict[tuple[object, ...], Slowdown] = {}
     for path in sorted(journal.paths.events.glob("*.json")):
         event = decode_event(path.read_bytes())
         if isinstance(event, SlowdownSeen):
-            found.setdefault(event.slowdown.number, event.slowdown)
+            found.setdefault(_what(event.slowdown), event.slowdown)
     return list(found.values())
+
+
+def _what(slowdown: Slowdown) -> tuple[object, ...]:
+    return slowdown.number, slowdown.kind, slowdown.rank
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -114,17 +123,17 @@ def main(argv: list[str] | None = None) -> int:
             key, began = name.replace(" ", "-"), list[int]()
 
             def trouble(journal: Journal, what: str = what, size_s: float = size_s) -> None:
-                began.append(journal.paths.steps(1).read_bytes().count(b"\n"))  # noqa: B023
+                began.append(written(journal))  # noqa: B023
                 strike(journal, what, size_s)
 
             journal = rehearse(storage, key, options.steps, trouble)
             found, first = journal.run().slowdowns, first_told(journal)
-            told = {each.number: each.first_step + each.steps - began[0] for each in first}
+            told = {_what(each): each.first_step + each.steps - began[0] for each in first}
             hits = [each for each in found if each.kind == kind and rank in (None, each.rank)]
             # A save comes when it comes.
-            late = kind != "saving" and (not hits or told[hits[0].number] > WITHIN)
+            late = kind != "saving" and (not hits or told[_what(hits[0])] > WITHIN)
             wrong += not hits or late
-            after = f", found {told[hits[0].number]} steps after it began" if hits else ""
+            after = f", found {told[_what(hits[0])]} steps after it began" if hits else ""
             print(f"{name}: {'; '.join(each.text for each in found) or 'nothing'}{after}")
     print(f"{wrong} of {options.calm + len(options.cases)} runs went wrong")
     return int(wrong > 0)

@@ -51,7 +51,7 @@ def _digest(text: str) -> str:
 def _first_line(runs: Sequence[StoredRun]) -> str:
     """Return the one line that MLflow shows while a description is folded."""
     if not runs:
-        return "**MFU, measured against predicted**: no run has ended yet"
+        return "**MFU, measured against predicted**: no run has a measured MFU yet"
     measured, expected, roofline, _ = _shares(runs[0])
     said = f"expected {expected}, roofline {roofline}"
     return f"**MFU {measured}** ({said}) of the newest run, {runs[0].name}"
