@@ -30,7 +30,7 @@ from orchestrator.planning.feasibility import placements, sizes_by_name
 from orchestrator.planning.layout import Training
 from orchestrator.planning.search import SearchRequest, make_layout
 from orchestrator.planning.step_work import StepWork, step_work, transfers
-from orchestrator.planning.time import device_peak, peak, step_time, time_lines
+from orchestrator.planning.time import StepTime, device_peak, peak, step_time, time_lines
 from orchestrator.planning.torus import Links, axis_sizes, find_links, make_torus, plain_links
 from orchestrator.values.codec import MatmulType, Value
 from orchestrator.values.goodput import Uncertain
@@ -281,9 +281,13 @@ class Sample(Value):
     lines: list[LedgerLine]
     todo: StepWork
 
-    @property
+    @cached_property
+    def time(self) -> StepTime:
+        return step_time(self.layout, self.lines)
+
+    @cached_property
     def lower_s(self) -> float:
-        return float(step_time(self.layout, self.lines).lower_s)
+        return float(self.time.lower_s)
 
     @property
     def mfu(self) -> float:
@@ -308,13 +312,13 @@ class Sample(Value):
         return (steady_s + overhead_s) / (1 - self.added_share(efficiency))
 
     def _steady_s(self, efficiency: Efficiency) -> float:
-        own, time = _as_run(efficiency, self.run), step_time(self.layout, self.lines)
-        ours_s = float(pricing.expected_s(self.layout, self.lines, time, own, self.todo))
+        own = _as_run(efficiency, self.run)
+        ours_s = float(pricing.expected_s(self.layout, self.lines, self.time, own, self.todo))
         others_s = self.bias_rows * efficiency.bias_row_s.value
         others_s += (efficiency.mask_products.value - 1) * self.masks_s / own.matmul.value
         return max(ours_s + others_s, self.lower_s)
 
-    @property
+    @cached_property
     def bias_rows(self) -> float:
         """Rows of experts' biases that other software gathers, and whose gradients it scatters."""
         moe, network = self.layout.model.moe, self.layout.network
@@ -323,7 +327,7 @@ class Sample(Value):
         biases = sum(matmul.bias is not None for matmul in network.blocks[-1].mlp.matmuls)
         return float(biases * moe.top_k * self.layout.step_tokens * network.mixture_layers)
 
-    @property
+    @cached_property
     def masks_s(self) -> float:
         """Seconds at the peak of products with masks of rows, and of what these compute again."""
         return float(sum(line.value for line in self.lines if line.name == run_work.MASKS))
@@ -342,10 +346,10 @@ class Sample(Value):
 
     def interval(self, efficiency: Efficiency) -> tuple[float, float]:
         """Return the interval of the steady step, wider by how unsure a whole run's overhead is."""
-        own, time = _as_run(efficiency, self.run), step_time(self.layout, self.lines)
-        ours_s = float(pricing.expected_s(self.layout, self.lines, time, own, self.todo))
+        own = _as_run(efficiency, self.run)
+        ours_s = float(pricing.expected_s(self.layout, self.lines, self.time, own, self.todo))
         steady_s, (_, unsure_s) = self._steady_s(efficiency), self._overhead_s(efficiency)
-        ends = pricing.interval(self.layout, self.lines, time, own, self.todo)
+        ends = pricing.interval(self.layout, self.lines, self.time, own, self.todo)
         below, above = (hypot((end / ours_s - 1) * steady_s, unsure_s) for end in ends)
         expected, share = self.expected_s(efficiency), 1 - self.added_share(efficiency)
         return max(expected - below / share, self.lower_s), expected + above / share
