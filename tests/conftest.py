@@ -1,5 +1,6 @@
 """For all tests: a known environment, the `orch` command, golden texts, the order of files."""
 
+import gc
 import io
 import os
 import signal
@@ -30,6 +31,10 @@ for name in list(os.environ):
     if name.startswith(("MEGASCALE_", "MLFLOW_", "ORCH_", "RAY_", "TPU_")):
         del os.environ[name]
 
+# numpy's threads wait for each other in loops: where others compute, too, a product of small
+# matrices takes fifteen times as much of the processor. numpy reads this once.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # The same program, less optimized for the CPU: it compiles in a third of the time.
 QUICK_XLA_FLAGS = (
     "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
@@ -46,44 +51,51 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 LONGEST = (
     "test_trainer_numbers",
     "test_prove_compiler",
-    "test_trainer_mixture",
-    "test_launch",
     "test_multihost",
-    "test_documents",
-    "test_trainer_program",
-    "test_network",
-    "test_loop",
-    "test_offers",
+    "test_working_directory",
+    "test_trainer_pipeline",
     "test_tracking_faults",
-    "test_nearest_specs",
-    "test_calibrate",
-    "test_ui",
-    "test_hosts_backend",
-    "test_trainer_contract",
-    "test_driver",
-    "test_disk_faults",
-    "test_named_cluster",
-    "test_export",
-    "test_fence",
+    "test_trainer_mixture",
+    "test_trainer_program",
+    "test_launch",
+    "test_network",
+    "test_documents",
+    "test_offers",
     "test_own_trainer",
     "test_journal_kills",
     "test_score",
+    "test_nearest_specs",
+    "test_calibrate",
+    "test_ui",
+    "test_loop",
+    "test_hosts_backend",
+    "test_wheel",
+    "test_tracking_commands",
+    "test_driver",
+    "test_trainer_contract",
+    "test_plan_speed",
+    "test_disk_faults",
+    "test_named_cluster",
+    "test_checkpoint",
+    "test_trainer_serving",
+    "test_export",
+    "test_fence",
+    "test_interrupts",
+    "test_rehearsal",
     "test_trainer_parts",
+    "test_serving_score",
     "test_journal_damage",
     "test_doctor",
-    "test_tracking_commands",
-    "test_across_meshes",
-    "test_checkpoint",
     "test_boundary",
-    "test_mutants",
     "test_train_command",
-    "test_rehearsal",
     "test_plan_search",
     "test_render",
     "test_journal_drivers",
     "test_explain_screen",
-    "test_wheel",
+    "test_mutants",
 )
+
+SHIPPED_PLANS = "SHIPPED_PLANS"  # the variable that names the folder of tests.shipped_plans
 
 # A busy machine does not fail a test.
 settings.register_profile("orch", deadline=None, print_blob=True)
@@ -110,11 +122,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 
 
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of every search for garbage, which took a twelfth of the time."""
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Use an empty cache: plans show the proofs that a person's cache holds."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_by_workers(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let all workers of this session find the plans that one of them has made."""
+    here = tmp_path_factory.getbasetemp()
+    shared = here.parent if "PYTEST_XDIST_WORKER" in os.environ else here
+    (shared / "plans").mkdir(exist_ok=True)
+    os.environ[SHIPPED_PLANS] = str(shared / "plans")
 
 
 @pytest.fixture

@@ -591,6 +591,7 @@ def test_hosts_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     within(lambda: not psutil.pid_exists(host) or psutil.Process(host).status() == "zombie")
 
 
+@pytest.mark.slow  # in test_working_directory one does, of another trainer
 def test_a_rehearsal_trains_without_ray(tmp_path: Path, orch_process: RunOrch) -> None:
     """Two processes, a real trainer and its collectives."""
     settings = (f"run.storage={tmp_path}", "cluster.backend=hosts", "run.trainer=mlp")

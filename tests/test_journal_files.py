@@ -232,7 +232,7 @@ def test_a_look_takes_time_in_proportion_to_the_events(
     """Attempts, waits and checkpoints alike; also where every event is out of order."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
     seconds: list[float] = []
-    for rounds in (100, 400):
+    for rounds in (60, 240):
         writer = claimed_run(tmp_path, key=f"of-{rounds}")
         for number in range(1, rounds + 1):
             writer.record_pending(reason(f"slot {number}", "waiting_for_slices"))

@@ -1,6 +1,5 @@
 """The lock and the example specs."""
 
-import json
 import re
 import tomllib
 from importlib import metadata
@@ -11,7 +10,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.conftest import ROOT, TRAINING_SPECS, RunOrch
+from tests.conftest import ROOT, TRAINING_SPECS
+from tests.shipped_plans import shipped_plan
 
 SPECS = TRAINING_SPECS
 MODELINE = "# yaml-language-server: $schema="
@@ -113,22 +113,20 @@ def test_the_promised_specs_stand() -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda path: path.stem)
-def test_every_spec_is_planned(spec: Path, orch: RunOrch) -> None:
+def test_every_spec_is_planned(spec: Path) -> None:
     """Each shipped spec has a realizable plan that fits, and the days that its opening promises:
     to the day by arithmetic, to a tenth by what was learned.
     """
-    done = orch("plan", place(spec), "--json")
-    assert done.returncode == 0, done.stderr
-    plan = json.loads(done.stdout)
-    assert plan["forecast"]["fits"]
-    assert plan["devices"] >= plan["chips"] >= 1
-    days, said = plan["forecast"]["days"], " ".join(opening(spec))
+    plan = shipped_plan(spec)
+    assert plan.forecast.fits
+    assert plan.devices >= plan.chips >= 1
+    days, said = plan.forecast.days, " ".join(opening(spec))
     found = DAYS.search(said)
     assert found or " days " not in said
     if found:
         lower, unhidden, expected = map(int, found.groups())
-        assert [lower, unhidden] == [round(days["lower"]), round(days["unoverlapped"])]
-        assert expected == pytest.approx(days["expected"], rel=0.1)
+        assert [lower, unhidden] == [round(days.lower), round(days.unoverlapped)]
+        assert expected == pytest.approx(days.expected, rel=0.1)
 
 
 def opening(spec: Path) -> list[str]:

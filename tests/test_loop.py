@@ -25,7 +25,7 @@ from orchestrator.values.run import Outcome, Step
 from orchestrator.values.spec import CheckpointOptions, DataSource, Optimizer
 from tests import toy
 from tests.conftest import HoldGolden
-from tests.trainer_plans import plan_of
+from tests.trainer_plans import but_slow, plan_of
 from tests.trainer_steps import QUICK_COMPILE, trained
 from trainers import llama
 from trainers.contract import Program, build
@@ -268,7 +268,7 @@ def assignment_of(folder: Path, steps: int, emit: Callable[[Step], None]) -> Ass
     )
 
 
-@pytest.mark.parametrize("name", [*plugins._TRAINERS])
+@pytest.mark.parametrize("name", but_slow(plugins._TRAINERS, ["llama"]))
 def test_every_trainer_is_trained_and_continued(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

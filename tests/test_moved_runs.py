@@ -31,7 +31,7 @@ def digests(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-@pytest.mark.parametrize("kind", ["copied", "moved"])
+@pytest.mark.parametrize("kind", ["copied", pytest.param("moved", marks=pytest.mark.slow)])
 def test_a_database_elsewhere_is_refused_and_recorded_anew(
     kind: str, storage: Path, tmp_path_factory: pytest.TempPathFactory, orch_process: RunOrch
 ) -> None:

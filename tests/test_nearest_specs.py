@@ -218,7 +218,14 @@ MANY = [
 ]
 
 
-@pytest.mark.parametrize(("base", "asked"), MANY, ids=range(len(MANY)))
+# Those of DeepSeek on other slices take seconds each.
+@pytest.mark.parametrize(
+    ("base", "asked"),
+    [
+        pytest.param(*one, id=str(number), marks=pytest.mark.slow if number in (2, 3) else ())
+        for number, one in enumerate(MANY)
+    ],
+)
 def test_a_refusal_is_quick_and_suggests_what_is_worth_its_price(
     base: Path, asked: list[str]
 ) -> None:

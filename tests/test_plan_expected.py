@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import asdict, replace
+from functools import cache
 from math import exp
 
 import numpy as np
@@ -35,6 +36,7 @@ from orchestrator.planning.layout import Training
 from orchestrator.planning.planner import make_plan, make_plans
 from orchestrator.planning.ranking import best_choices
 from orchestrator.planning.search import (
+    Candidates,
     SearchRequest,
     layout_of_choice,
     make_layout,
@@ -56,7 +58,12 @@ REQUESTS = {
     for chip, shape in SLICES
     for pods in (1, 4)
 }
-CANDIDATES = {key: search(request).candidates for key, request in REQUESTS.items()}
+
+
+@cache
+def candidates_of(key: tuple[str, int]) -> Candidates:
+    return search(REQUESTS[key]).candidates
+
 
 MAXTEXT_16B = Model(
     name="maxtext-16b", layers=32, d_model=5120, d_ff=32_768, heads=32, kv_heads=32, head_dim=256,
@@ -68,7 +75,7 @@ MAXTEXT_16B = Model(
 def layouts(draw: st.DrawFn) -> Training:
     """Any realizable plan of 8B on a slice or four, under any policy that the chip can price."""
     key = draw(st.sampled_from(sorted(REQUESTS)))
-    candidates = CANDIDATES[key]
+    candidates = candidates_of(key)
     choice = candidates.choice(draw(st.integers(0, len(candidates) - 1)))
     remat = draw(st.sampled_from(sorted(POLICIES)))
     length = draw(st.sampled_from([1024, 4096, 131_072]))
@@ -94,7 +101,7 @@ def test_estimates_are_ordered(layout: Training) -> None:
 def test_many_layouts_at_once_cost_what_each_costs() -> None:
     """The same functions price arrays."""
     request = REQUESTS["v5p", 4]
-    candidates = CANDIDATES["v5p", 4]
+    candidates = candidates_of(("v5p", 4))
     rows = slice(0, 50)
     known = catalog.efficiency("v5p")
     assert known is not None
@@ -124,7 +131,7 @@ def test_slower_machines_and_more_slices_take_longer() -> None:
     """A lower share of the peak, and waiting for more slices, show in the step."""
     request, known = REQUESTS["v5p", 4], catalog.efficiency("v5p")
     assert known is not None
-    layout = layout_of_choice(request, CANDIDATES["v5p", 4].choice(0))
+    layout = layout_of_choice(request, candidates_of(("v5p", 4)).choice(0))
     todo = step_work(layout, time_lines(layout))
     slower = replace(known, matmul=catalog.LearnedConstant(value=known.matmul.value / 2))
     assert step_parts(todo, slower)["matmul"] == pytest.approx(
@@ -158,7 +165,7 @@ def test_short_layers_are_less_certain() -> None:
     """The interval is wider where no published run is alike."""
     known = catalog.efficiency("v5p")
     assert known is not None
-    layout = layout_of_choice(REQUESTS["v5p", 4], CANDIDATES["v5p", 4].choice(0))
+    layout = layout_of_choice(REQUESTS["v5p", 4], candidates_of(("v5p", 4)).choice(0))
     work = step_work(layout, time_lines(layout))
     short = replace(work, gathers_s=0.0, dcn_s=0.0, serial_s=0.0)
     longer = replace(short, matmul_s=100 * short.matmul_s)
@@ -304,7 +311,7 @@ def test_of_reductions_layer_by_layer_the_first_layer_and_the_embedding_come_las
 
 def test_links_that_are_slower_than_the_chip_show_in_full() -> None:
     """Gathers hide behind a device's own work only as far as there is any."""
-    layout = layout_of_choice(REQUESTS["v5p", 1], CANDIDATES["v5p", 1].choice(0))
+    layout = layout_of_choice(REQUESTS["v5p", 1], candidates_of(("v5p", 1)).choice(0))
     known = catalog.efficiency("v5p")
     assert known is not None
     work = step_work(layout, time_lines(layout))
@@ -332,7 +339,7 @@ def test_a_plan_pays_no_overhead_of_runs() -> None:
     known = catalog.efficiency("v5p")
     assert known is not None
     assert known.run_overhead_s.value > 0
-    layout = layout_of_choice(REQUESTS["v5p", 1], CANDIDATES["v5p", 1].choice(0))
+    layout = layout_of_choice(REQUESTS["v5p", 1], candidates_of(("v5p", 1)).choice(0))
     lines = time_lines(layout)
     time = step_time(layout, lines)
     dear = replace(known, run_overhead_s=replace(known.run_overhead_s, value=9.0))

@@ -167,7 +167,17 @@ def cost_per_token(layout: Training, sequences: int) -> Any:
     return (total / 2 + never_hidden_s(layout, lines)) / (sequences * layout.length)
 
 
-@pytest.mark.parametrize("spec", SMALL.values(), ids=SMALL)
+# The others have several pods and too little memory, too.
+_SLOW = ("one pod", "tight memory, two pods")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(spec, id=name, marks=pytest.mark.slow if name in _SLOW else ())
+        for name, spec in SMALL.items()
+    ],
+)
 def test_the_search_equals_brute_force(spec: Spec) -> None:
     """The costs of the best of all combinations, priced one by one, by the stated rule."""
     request = search_request(spec)

@@ -11,7 +11,7 @@ from orchestrator import plugins
 from orchestrator.errors import MissingExtra, ProofUnavailable
 from orchestrator.planning.planner import make_plan
 from orchestrator.proving import compiler, verdict
-from orchestrator.proving.compiled import ProgramSummary
+from orchestrator.proving.compiled import CompileResult, ProgramSummary
 from orchestrator.proving.hlo.collectives import DeviceMesh
 from orchestrator.proving.hlo.program import program_of
 from orchestrator.proving.hlo.summary import summarize
@@ -157,10 +157,19 @@ def test_elsewhere_there_is_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None
         verdict._compile(make_plan(tiny()), lambda _: None, None)
 
 
+@pytest.fixture(scope="module")
+def answer() -> CompileResult:
+    """The tiny plan as it is compiled, once for the tests that judge it."""
+    return compiler.compile_plan(compiler.compile_request(make_plan(tiny())), lambda _: None)
+
+
 @NEEDS_COMPILER
-def test_a_plan_for_two_nodes_is_compiled_without_a_gpu() -> None:
+def test_a_plan_for_two_nodes_is_compiled_without_a_gpu(
+    answer: CompileResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """FLOPs and payload are the forecast's; only gradients leave a node."""
     plan = make_plan(tiny())
+    monkeypatch.setattr(compiler, "compile_plan", lambda *_: answer)
     proof = verdict._compile(plan, lambda _: None, None)
     assert proof.fits
     assert proof.crosses_as_planned
@@ -174,10 +183,11 @@ def test_a_plan_for_two_nodes_is_compiled_without_a_gpu() -> None:
 
 
 @NEEDS_COMPILER
-def test_what_memory_cannot_hold_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_memory_cannot_hold_does_not_fit(
+    answer: CompileResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """This compiler never refuses: the proof does."""
     plan = make_plan(tiny())
-    answer = compiler.compile_plan(compiler.compile_request(plan), lambda _: None)
     assert answer.compiled is not None
     monkeypatch.setattr(compiler, "compile_plan", lambda *_: answer)
     little = replace(plan.forecast, hbm_bytes_per_device=answer.compiled.memory.peak / 2)

@@ -5,7 +5,6 @@ import platform
 import subprocess
 import sys
 from dataclasses import replace
-from functools import cache
 from math import prod
 from pathlib import Path
 
@@ -22,18 +21,14 @@ from orchestrator.values.plan import Plan
 from orchestrator.values.spec import CheckpointOptions, MeshRequest, Pods, Spec
 from tests.conftest import ROOT, TRAINING_SPECS
 from tests.example_specs import TINY, spec_of
+from tests.shipped_plans import shipped_plan
 
 SHIPPED = TRAINING_SPECS
 
 
-@cache
-def planned(path: Path) -> Plan:
-    return make_plan(specs.load(path))
-
-
 def rehearsed(path: Path, **wish: int) -> tuple[Plan, _Rehearsal]:
     """A shipped spec's plan and the rehearsal of it."""
-    plan = planned(path)
+    plan = shipped_plan(path)
     return plan, rehearse(specs.load(path), plan, **wish)
 
 
@@ -62,7 +57,7 @@ def test_every_shipped_spec_can_be_rehearsed(path: Path) -> None:
 @pytest.mark.parametrize("devices", [4, 8])
 def test_no_axis_appears_that_the_plan_has_not(path: Path, devices: int) -> None:
     """What is split in the rehearsal is split in the plan, and what is not any more is said."""
-    plan, small = rehearsed(path, devices=max(devices, fewest_devices(planned(path))))
+    plan, small = rehearsed(path, devices=max(devices, fewest_devices(shipped_plan(path))))
     said, gone = "; ".join(small.changes), False
     for full, copy in zip(plan.each_stage, small.plan.each_stage, strict=True):
         lost = [axis for axis in full.mesh if full.mesh[axis] > 1 and copy.mesh[axis] == 1]

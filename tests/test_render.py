@@ -47,6 +47,7 @@ from orchestrator.values.plan import Plan
 from orchestrator.values.spec import Precision, TensorTreatments
 from tests.conftest import GOLDEN, ROOT, TRAINING_SPECS, HoldGolden
 from tests.example_specs import spec_of
+from tests.shipped_plans import shipped_plans
 
 SHIPPED = TRAINING_SPECS
 DETAILS: tuple[Detail, ...] = ("brief", "usual", "full")
@@ -417,7 +418,7 @@ def test_runners_up_of_a_mixture_have_the_size_of_expert() -> None:
 def test_screens_of_shipped_specs_fit_a_terminal(path: Path) -> None:
     """The plan with runners-up, and the start of its rehearsal."""
     spec = load(path)
-    plan, *others = make_plans(spec, 4)
+    plan, *others = shipped_plans(path)
     small = rehearse(spec, plan)
     shown = [
         plan_screen(plan, "orch explain spec.yaml", runners_up=others),

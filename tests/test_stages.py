@@ -32,7 +32,7 @@ from tests.reports import compare, run_of, timed
 from tests.staged import STAGED, TOY_STEPS, staged_plan, staged_spec, toy_stages
 from tests.test_journal_commands import status_of
 from tests.test_token_sets import counting_set
-from tests.trainer_plans import plan_of
+from tests.trainer_plans import but_slow, plan_of
 from trainers.contract import build
 from trainers.contract import load as trainer_of
 from trainers.data.batches import DataProgress, batch_source
@@ -354,7 +354,7 @@ def test_a_run_goes_from_stage_to_stage_by_itself(straight: list[Step]) -> None:
     assert [straight[step].learning_rate for step in (4, 5, 11)] == [30.0, 20.0, 10.0]
 
 
-@pytest.mark.parametrize("stop_at", [4, 5, 8, 12])
+@pytest.mark.parametrize("stop_at", but_slow([4, 5, 8, 12], [8, 12]))
 def test_a_stopped_run_goes_on_in_its_stage(
     stop_at: int, straight: list[Step], tmp_path: Path
 ) -> None:

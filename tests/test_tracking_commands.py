@@ -31,7 +31,9 @@ from tests.records import (
 __all__ = ["empty_database", "storage"]
 
 
-def test_sync_records_what_is_named_or_all(orch_process: RunOrch, storage: Path) -> None:
+def test_sync_records_what_is_named_or_all(
+    orch_process: RunOrch, orch: RunOrch, storage: Path
+) -> None:
     """A run, or every run; as JSON; and again without a difference."""
     first, second = finished_run(storage, "first"), finished_run(storage, "second")
     at = ("--storage", str(storage))
@@ -42,7 +44,7 @@ def test_sync_records_what_is_named_or_all(orch_process: RunOrch, storage: Path)
     assert following == f"Next: orch ui --storage {storage}"
     [(name,)] = rows(storage, "SELECT name FROM runs")
     assert name == "first: 2 pods of 2x2 v5e"
-    printed = json.loads(orch_process("sync", *at, "--json").stdout)
+    printed = json.loads(orch("sync", *at, "--json").stdout)
     assert [one["run"] for one in printed] == ["first", "second"]
     assert [one["recorded"]["steps"] for one in printed] == [20, 20]
     assert [one["run_id"] for one in printed] == [
@@ -51,7 +53,9 @@ def test_sync_records_what_is_named_or_all(orch_process: RunOrch, storage: Path)
     assert len(points(storage, "learning/loss")) == 40
 
 
-def test_sync_says_what_it_could_not_do(orch_process: RunOrch, storage: Path) -> None:
+def test_sync_says_what_it_could_not_do(
+    orch_process: RunOrch, orch: RunOrch, storage: Path
+) -> None:
     """Nothing is lost, and the exit status tells."""
     finished_run(storage)
     (storage / "mlflow.db").write_text("this is no database")
@@ -60,8 +64,8 @@ def test_sync_says_what_it_could_not_do(orch_process: RunOrch, storage: Path) ->
     assert "warning: it: " in done.stdout
     assert "Sync: 1 of 1 runs not recorded. Nothing is lost" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
-    assert orch_process("sync", "nobody", "--storage", str(storage)).returncode == 2
-    assert "No runs in" in orch_process("sync", "--storage", str(storage / "none")).stdout
+    assert orch("sync", "nobody", "--storage", str(storage)).returncode == 2
+    assert "No runs in" in orch("sync", "--storage", str(storage / "none")).stdout
 
 
 def test_sync_leaves_a_run_to_its_own_driver(

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from orchestrator.values.model import MixtureOfExperts
 from tests.test_trainer_numbers import ALONE, MIXTURES, check_against_reference, named
-from tests.trainer_plans import TINY, few, plan_of
+from tests.trainer_plans import TINY, but_slow, few, plan_of
 from tests.trainer_steps import random_parameters, take_step
 from trainers import llama
 from trainers.llama.collectives import MESH
@@ -62,7 +62,11 @@ def check(changes: dict[str, Any], mesh: dict[str, Any]) -> dict[str, float]:
     return check_against_reference(plan).metrics
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# What these do, others do too, one with a capacity and one with biases.
+_SLOW = ("capacity", "biases with a capacity")
+
+
+@pytest.mark.parametrize("kind", but_slow(KINDS, _SLOW))
 def test_every_kind_of_mixture_gives_the_reference(kind: str) -> None:
     """Forward and gradients; each expert's load, and the choices that are dropped."""
     changes, mesh = KINDS[kind]

@@ -185,10 +185,18 @@ def differentiated(attend: Any, ways: int, sinks: Any = None) -> Callable[..., T
 
 
 @pytest.mark.parametrize(
-    ("window", "cap", "has_sinks"),
-    [(None, None, False), (70, None, False), (None, 2.0, False), (200, None, True)],
+    ("ways", "window", "cap", "has_sinks"),
+    [
+        pytest.param(ways, *kind, marks=() if ways == quick else pytest.mark.slow)
+        for quick, kind in (
+            (1, (None, None, False)),
+            (2, (70, None, False)),
+            (1, (None, 2.0, False)),
+            (2, (200, None, True)),
+        )
+        for ways in (1, 2)
+    ],
 )
-@pytest.mark.parametrize("ways", [1, 2])
 def test_splash_is_blockwise_attention(
     ways: int, window: int | None, cap: float | None, has_sinks: bool
 ) -> None:

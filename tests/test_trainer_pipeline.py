@@ -93,7 +93,7 @@ MOE = MixtureOfExperts(experts=4, top_k=2, d_ff=32, balance_loss=0.01, z_loss=0.
 BIASES: dict[str, Any] = {"qkv_bias": True, "output_bias": True, "mlp_bias": True}
 PIPELINES: dict[str, Plan] = {
     "a mixture gathered once": pipelined(
-        replace(TINY, layers=4, moe=MOE), pipeline=2, expert=2, fsdp=2, chunks=2,
+        replace(TINY, moe=MOE), pipeline=2, expert=2, fsdp=2, microbatches=2,
         weight_gather="per_step", remat="keep_mlp",
     ),
     "interleaved, with an empty place": pipelined(

@@ -18,7 +18,7 @@ from orchestrator.planning.kernels import MOST_KEYS, TILE
 from orchestrator.values.model import MixtureOfExperts
 from orchestrator.values.plan import LineKind, Plan
 from orchestrator.values.spec import DataSource, Optimizer, Precision, Remat, TensorTreatments
-from tests.trainer_plans import FP32, TINY, plan_of
+from tests.trainer_plans import FP32, TINY, but_slow, plan_of
 from tests.trainer_steps import QUICK_COMPILE
 from trainers import llama, mlp
 from trainers.contract import build
@@ -94,7 +94,7 @@ MESHES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", MESHES)
+@pytest.mark.parametrize("name", but_slow(MESHES, ["four pods"]))
 def test_each_gradient_crosses_pods_once_and_scalars_beside_them(name: str) -> None:
     """After accumulation 1/data of every leaf crosses, all-reduced; else some scalars, no more."""
     plan = plan_of(**MESHES[name])
@@ -107,7 +107,7 @@ def test_each_gradient_crosses_pods_once_and_scalars_beside_them(name: str) -> N
     assert sum(scalars.values()) == 1
 
 
-@pytest.mark.parametrize("name", ["hierarchical", "four pods"])
+@pytest.mark.parametrize("name", but_slow(["hierarchical", "four pods"], ["four pods"]))
 def test_layer_by_layer_each_gradient_crosses_pods_once(name: str) -> None:
     """In the loop over layers one layer's leaves cross, all of them once; after it the others."""
     plan = plan_of(gradient_reduction="per_layer", **MESHES[name])

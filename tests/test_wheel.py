@@ -73,7 +73,9 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Orch:
         archive.extractall(site)
     record = {"url": wheel.as_uri(), "archive_info": {}}  # as pip leaves it
     next(site.glob("orch-*.dist-info")).joinpath("direct_url.json").write_text(json.dumps(record))
-    variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    # As pip leaves it: with bytecode.
+    left_out = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+    variables = {key: value for key, value in os.environ.items() if key not in left_out}
 
     def run(*arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
         command = [str(environment / "bin" / "python"), "-m", "orchestrator", *arguments]

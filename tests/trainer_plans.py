@@ -1,6 +1,6 @@
 """Small plans for tests of trainers, written by hand: no search is involved."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, replace
 from math import ceil, prod
 from typing import Any, Literal
@@ -27,6 +27,11 @@ def few(cases: Iterable[Any]) -> list[Any]:
         pytest.param(case, marks=() if number % 3 == 0 else pytest.mark.slow)
         for number, case in enumerate(cases)
     ]
+
+
+def but_slow(cases: Iterable[Any], slow: Collection[Any]) -> list[Any]:
+    """All cases; some, whose parts other cases have too, belong to `make test-slow`."""
+    return [pytest.param(case, marks=pytest.mark.slow if case in slow else ()) for case in cases]
 
 
 def plan_of(

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from statistics import median
 
@@ -171,9 +172,14 @@ def results() -> list[Result]:
     return [result_of(row, record[str(row)]) for row in ROWS if str(row) in record]
 
 
+@cache
+def planned(row: BenchPlan) -> Plan:
+    return make_plan(row.spec())
+
+
 def result_of(row: BenchPlan, compiled: CompiledPlan) -> Result:
     """Return a row's forecast with its program."""
-    plan = make_plan(row.spec())
+    plan = planned(row)
     payload: dict[str, float] = defaultdict(float)
     for line in plan.forecast.time:
         if one := line.collective:

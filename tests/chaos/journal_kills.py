@@ -226,6 +226,7 @@ def write_in_place(path: Path, content: bytes, mode: int = 0o666) -> None:  # no
 
 
 def main(folder: Path, *, in_place: bool) -> None:
+    tiny_plan()  # once, and not in each process that will die
     campaign = Campaign(folder=folder)
     if in_place:  # it fails halfway through writes
         files.write_new = write_in_place
