@@ -4,12 +4,13 @@ import json
 from dataclasses import replace
 from datetime import date
 from functools import partial
-from math import erf, log, sqrt
+from math import erf, inf, log, sqrt
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import to_builtins
 
 import orchestrator as api
 from orchestrator import catalog
@@ -29,6 +30,7 @@ from orchestrator.reading.offer_options import (
     _wanted_chips,
 )
 from orchestrator.reading.problems import SpecProblems
+from orchestrator.run.progress import ProgressEvent, UnitsDone
 from orchestrator.show.offers_screen import odds_text, offers_screen
 from orchestrator.values.plan import Estimate
 from orchestrator.values.spec import MeshRequest, Spec
@@ -212,12 +214,12 @@ def test_the_best_of_each_chip_comes_before_the_list(found: Offers) -> None:
         assert best.overrides == chosen.overrides
     large = small_spec(model="llama3-405b", tokens=15 * 10**12)
     shown = offers_screen(api.offers(large, by="30d", chips="v5e,tpu7x"), None)
-    head, _, after = shown.partition("the best of each chip:")
+    head, _, after = shown.partition("side by side, ")
     best_rows, _, listed = after.partition("that no other undercuts:")
     assert "v5e: no plan: " in best_rows
     assert " tpu7x " in best_rows
     assert "v5e" not in listed.partition("planned, of")[0]
-    assert "the best of each chip" not in offers_screen(
+    assert "side by side" not in offers_screen(
         api.offers(small_spec(), by="30d", chips="v6e"), None
     )
     assert head
@@ -369,7 +371,7 @@ def test_a_wrong_budget_is_refused(budget: str | float) -> None:
     assert error.value.key == "--budget"
 
 
-@pytest.mark.parametrize("chips", ["v5p,v9", "h100", "", "v5p,,v6e", []])
+@pytest.mark.parametrize("chips", ["v5p,v9", "h1000", "", "v5p,,v6e", []])
 def test_unknown_chips_are_refused(chips: str | list[str]) -> None:
     with pytest.raises(WrongOption) as error:
         _wanted_chips(chips)
@@ -487,10 +489,89 @@ def test_a_chip_of_ones_own_has_offers_without_odds(orch: RunOrch, tmp_path: Pat
     assert orch("plan", str(tmp_path / "own.yaml"), "--by", "60d").returncode == 0
 
 
-def test_gpus_have_no_offers() -> None:
-    """The refusal names what is served."""
-    with pytest.raises(SpecError, match="TPUs only"):
-        api.offers(small_spec(chip="h100", topology="auto"))
+# --- GPUs
+
+
+@pytest.fixture(scope="module")
+def beside() -> Offers:
+    """TPUs and GPUs, one without a price and one that holds nothing of the model's type."""
+    return api.offers(small_spec(), by="30d", chips="v6e,h100,gb200,v5e")
+
+
+def test_an_offer_of_gpus_is_the_plan_of_its_overrides(beside: Offers) -> None:
+    """Domains of eight in powers of two; of a domain of 72, all of it or 64."""
+    planned = [one for one in beside.offers if one.days and one.chip in ("h100", "gb200")]
+    assert {one.topology for one in planned if one.pods > 1} == {"8", "64", "72"}
+    assert {one.pods.bit_count() for one in planned} == {1}
+    for one in planned[::5]:
+        plan = make_plan(pasted(small_spec(), one))
+        assert {axis: plan.mesh[axis] for axis in one.mesh or {}} == one.mesh
+        assert plan.forecast.days == one.days
+        assert plan.forecast.mfu == one.mfu
+        assert plan.forecast.memory_bytes_per_device == pytest.approx(
+            (one.memory_share or 0) * plan.forecast.hbm_bytes_per_device
+        )
+
+
+def test_each_chip_has_a_row_the_cheapest_first(beside: Offers) -> None:
+    """A chip without a price has the fewest chip-days among what is sure, below those with one."""
+    rows = beside.best_of_chips
+    assert {one.chip for one in rows} == {"v6e", "h100", "gb200", "v5e"}
+    sure = [one for one in rows if one.odds and (one.odds.both or 0) >= beside.request.sure]
+    assert sure == list(rows[: len(sure)])
+    costs = [one.dollars.likeliest if one.dollars else inf for one in sure]
+    assert costs == sorted(costs)
+    for row in sure:
+        others = [one for one in beside.offers if one.chip == row.chip and one.days and one.odds]
+        assert row.days
+        least = min(
+            one.chips * one.days.likeliest
+            for one in others
+            if one.days and one.odds and (one.odds.both or 0) >= beside.request.sure
+        )
+        assert row.chips * row.days.likeliest == pytest.approx(least)
+    shown = str(offers_screen(beside, None))
+    assert "no price" in shown
+    assert "gb200: no price is known; --prices takes a file of yours" in " ".join(shown.split())
+
+
+def test_tpus_have_the_same_offers_beside_gpus(beside: Offers) -> None:
+    alone = api.offers(small_spec(), by="30d", chips="v6e,v5e")
+    places = ({**to_builtins(one), "on_frontier": False} for one in alone.offers)
+    of_tpus = [one for one in beside.offers if one.chip in ("v6e", "v5e")]
+    assert [*places] == [{**to_builtins(one), "on_frontier": False} for one in of_tpus]
+
+
+def test_a_chip_that_cannot_says_why_in_its_row() -> None:
+    """405B fits no v5e, and no GPU has a rate for what it cannot compute."""
+    spec = small_spec(model="llama3-405b", chip="v5p", topology="4x4x4", tokens=10**10)
+    spec = changed(spec, {"experiment.precision.compute": "fp8"})
+    found = api.offers(spec, by="3000d", chips="b200,a100")
+    assert [one.chip for one in found.best_of_chips] == ["b200", "a100"]
+    first, last = found.best_of_chips
+    assert first.days
+    assert last.reason
+    assert last.reason.code == "no_rate"
+    assert "a100: no plan:" in str(offers_screen(found, None))
+
+
+def test_more_gpus_than_the_date_needs_are_not_planned(beside: Offers) -> None:
+    """They would cost more than the number that holds it."""
+    skipped = [o for o in beside.offers if o.reason and o.reason.code == "more_than_needed"]
+    assert {one.chip for one in skipped} == {"h100", "gb200"}
+    for held in beside.best_of_chips:
+        for more in [one for one in skipped if one.chip == held.chip][:1]:
+            dearer = make_plan(pasted(small_spec(), more))
+            assert held.days
+            assert dearer.chips * dearer.forecast.days.likeliest > held.chips * held.days.likeliest
+
+
+def test_progress_reaches_all_offers() -> None:
+    events: list[ProgressEvent] = []
+    found = api.offers(small_spec(), by="30d", chips="v6e,gb200", progress=events.append)
+    counts = [one.done for one in events if isinstance(one, UnitsDone)]
+    assert counts == sorted(counts)
+    assert counts[-1] == len(found.offers)
 
 
 # --- the command

@@ -49,7 +49,7 @@ _OFFER_OPTIONS = ("by", "budget", "chips", "prices", "html")
 )
 @click.option("--by", metavar="WHEN", help="Offers that end within 30d or 6w, or by a date.")
 @click.option("--budget", metavar="DOLLARS", help="Offers that cost at most 2M, or 500k.")
-@click.option("--chips", metavar="NAMES", help="Offers of these chips: v5e,v6e,v5p,tpu7x.")
+@click.option("--chips", metavar="NAMES", help="Offers of these chips: v5p,v6e,h100,gb200.")
 @click.option("--prices", metavar="KIND", help="on-demand, reserved, spot, or a file of yours.")
 @click.option("--frontier", is_flag=True, help="Serving: throughput against latency.")
 @click.option("--load", metavar="KIND", help="Serving: simulate poisson, bursts, or a trace.csv.")
@@ -79,7 +79,7 @@ def plan_command(
       orch plan specs/serve_llama3_70b_v5e.yaml
       orch plan llama3-70b-4pod-3f9a1c07-1 --serve --set serve.weights=int8
       orch plan my-h200.yaml --profile 3f9a1c07
-      orch plan specs/llama3_70b_4pod.yaml --by 30d --budget 50M --chips v5p,tpu7x
+      orch plan specs/llama3_70b_4pod.yaml --by 30d --budget 50M --chips v5p,tpu7x,h100
     """
     serves, storage, detail = (options.pop(name) for name in ("serve", "storage", "detail"))
     typed = {f"--{name}": value for name, value in options.items()}
@@ -227,8 +227,9 @@ def _offers(
 ) -> CommandResult:
     # Heavy to import, and few plans are of slices to choose from.
     from orchestrator.show.offers_screen import offers_screen, to_take  # noqa: PLC0415
+    from orchestrator.show.progress import Display  # noqa: PLC0415
 
-    found = orch.offers(spec, **asked)
+    found = orch.offers(spec, **asked, progress=Display())
     chosen = to_take(found)
     following = offer_command(path, spec.overrides, chosen.overrides) if chosen else None
     return CommandResult(

@@ -13,7 +13,7 @@ the end holds every contender of `ranking`, in the order of the slice's own sear
 alike (tests/test_offers.py compares them).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import prod
@@ -107,13 +107,20 @@ _BOUND_SLACK = 0.02
 _REACH = (1 + SURE_WITHIN) / (1 - _BOUND_SLACK)
 
 
-def best_of_slices(requests: Sequence[search.SearchRequest]) -> list[search.Choice | None]:
-    """Return each request's choice, or None; requests differ only in topology and pods."""
+def best_of_slices(
+    requests: Sequence[search.SearchRequest], report: Callable[[int], None] = lambda _: None
+) -> list[search.Choice | None]:
+    """Return each request's choice, or None; requests differ only in topology and pods. `report` is
+    told how many more are done.
+    """
     asked = requests[0].mesh if requests else None
     if requests and (requests[0].torus.switched or any(getattr(asked, axis) for axis in PIPELINE)):
         # Only the search of one slice knows pipelines.
-        each = (best_choices(one, search.search(one).candidates, 1) for one in requests)
-        return [next(iter(choices), None) for choices in each]
+        alone: list[search.Choice | None] = []
+        for one in requests:
+            alone.append(next(iter(best_choices(one, search.search(one).candidates, 1)), None))
+            report(1)
+        return alone
     found: list[search.Choice | None] = [None] * len(requests)
 
     def shape(place: int) -> tuple[int, ...]:
@@ -133,6 +140,7 @@ def best_of_slices(requests: Sequence[search.SearchRequest]) -> list[search.Choi
         choices = _best_of_some([requests[place] for place in batch])
         for place, choice in zip(batch, choices, strict=True):
             found[place] = choice
+        report(len(batch))
     return found
 
 

@@ -2,7 +2,7 @@
 whose bound is too slow or too small are not planned; the rest are searched together.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from math import inf, prod
 from typing import Literal
@@ -15,6 +15,7 @@ from orchestrator.network.mesh_axes import named_sizes
 from orchestrator.planning import flops, forecast, nearest_specs, search
 from orchestrator.planning.feasibility import batch_range, sizes_by_name
 from orchestrator.planning.many_slices import best_of_slices
+from orchestrator.planning.memory import peak_bytes
 from orchestrator.planning.plan_warnings import (
     LEDGER_TRAINER,
     batch_warnings,
@@ -36,6 +37,7 @@ OfferReasonCode = Literal[
     "no_mesh",
     "no_price",
     "no_rate",
+    "more_than_needed",
 ]
 
 
@@ -91,7 +93,8 @@ class OfferReason(Value):
 class Offer(Value):
     """A number of slices of a chip, and the plan of the spec there, or why it has no plan.
 
-    `overrides` make the spec of the offer. `on_frontier`: no other offer is both faster and
+    `overrides` make the spec of the offer. `memory_share`: the peak on a device, as a share of what
+    programs may use there. `on_frontier`: no other offer is both faster and
     cheaper. `extrapolations` are axes along which it leaves the range of published runs.
     """
 
@@ -107,6 +110,7 @@ class Offer(Value):
     microbatches: int | None = None
     tokens_per_chip: float | None = None
     remat: Remat | None = None
+    memory_share: float | None = None
     step_s: Estimate | None = None
     mfu: Estimate | None = None
     days: Estimate | None = None
@@ -122,7 +126,9 @@ class Offers(Value):
     `cheapest` is the one with the least expected dollars that is sure, `fastest` the one with the
     least expected days that surely stays below the budget; None where no offer is. Without a date
     and a budget all are sure. `likeliest` is the one with the highest odds. `best_of_chips` has of
-    each chip with a plan the cheapest of these, or else its likeliest or fastest, the surest first.
+    each chip its cheapest (without a price, that of the fewest chip-days), or else its likeliest or
+    fastest: those that are sure first, the cheapest of them at the top. Chips without any plan come
+    last, each with an offer that has the reason.
     Beyond a batch of `critical_batch_tokens` more sequences save few steps.
     """
 
@@ -162,8 +168,12 @@ class _Candidate:
 _StageOffer = tuple[Offer, float, float]
 
 
-def make_offers(spec: Spec, wanted: OfferRequest) -> Offers:
-    """Return every offer for a spec: those with a plan by their days, then the others."""
+def make_offers(
+    spec: Spec, wanted: OfferRequest, report: Callable[[int, int], None] = lambda *_: None
+) -> Offers:
+    """Return every offer for a spec: those with a plan by their days, then the others. `report` is
+    told how many are done, those of each stage, and of how many.
+    """
     if spec.run.trainer != LEDGER_TRAINER:
         raise UnknownCost(
             f"run.trainer is {spec.run.trainer}, whose cost is unknown: offers are about llama"
@@ -174,44 +184,63 @@ def make_offers(spec: Spec, wanted: OfferRequest) -> Offers:
     # Days beyond which offers are too slow; twice what the fastest needs, if none is fast enough.
     horizon, least = wanted.by_days or _HORIZON_DAYS, min(days, default=0.0)
     horizon = horizon if least <= horizon else 2 * least
-    made = []
-    for stage in stages:
-        # The offer of each candidate, for one stage or for a run without any.
-        reasons = [
+    reasons = [
+        [
             _reason_at_once(candidate, wanted, all_days, horizon)
             for candidate, all_days in zip(stage, days, strict=True)
         ]
-        searched: dict[str, list[int]] = {}  # places of candidates, by the name of their chip
-        for i, candidate in enumerate(stage):
-            if reasons[i] is None:
-                searched.setdefault(candidate.request.chip.name, []).append(i)
-        choices: dict[int, search.Choice | None] = {}
-        for places in searched.values():
-            found = best_of_slices([stage[i].request for i in places])
-            choices |= dict(zip(places, found, strict=True))
-        made.append(
-            [
-                _stage_offer(candidate, choices.get(i), reasons[i], wanted)
-                for i, candidate in enumerate(stage)
-            ]
-        )
-    return _collected(spec, wanted, [_joined(same, wanted) for same in zip(*made, strict=True)])
+        for stage in stages
+    ]
+    done, total = 0, sum(map(len, stages))
+
+    def count(more: int) -> None:
+        nonlocal done
+        done += more
+        report(done, total)
+
+    # All slices of a TPU are searched together, numbers of GPUs one by one, the fewest first.
+    groups: dict[tuple[str, str, int], list[int]] = {}
+    for i, candidate in enumerate(stages[0]):
+        one = candidate.request
+        own = (str(one.topology), one.pods) if one.chip.switched else ("", 0)
+        groups.setdefault((one.chip.name, *own), []).append(i)
+    made: list[Offer] = []
+    for (name, topology, _), places in groups.items():
+        fewer = [offer for offer in made if (offer.chip, offer.topology) == (name, topology)]
+        needless = _reason_of_more(fewer, wanted)
+        of_stages = []
+        for stage, at_once in zip(stages, reasons, strict=True):
+            why = {i: at_once[i] or needless for i in places}
+            left = [i for i in places if why[i] is None]
+            count(len(places) - len(left))
+            found = best_of_slices([stage[i].request for i in left], count)
+            choices = dict(zip(left, found, strict=True))
+            of_stages.append(
+                [_stage_offer(stage[i], choices.get(i), why[i], wanted) for i in places]
+            )
+        made += [_joined(same, wanted) for same in zip(*of_stages, strict=True)]
+    return _collected(spec, wanted, made)
 
 
 def _candidates(spec: Spec, wanted: OfferRequest) -> Iterator[_Candidate]:
     """Yield the spec on all slices of the wanted chips, in all numbers, at the wanted price. Sizes
-    are powers of two and three times these, and numbers are as large as the network joins.
+    are powers of two and three times these, and numbers are as large as the network joins. GPUs
+    are also a whole domain; several domains are whole or a power of two, and so is their number.
     """
     for name in wanted.chips:
         own = name == spec.resources.chip
         chip = catalog.chip_of(spec.resources) if own else catalog.chip(name)
         joined = chip.multislice_chips
         most = int(joined.value if joined else max(_MOST_CHIPS, prod(chip.largest_slice)))
+        domain = int(chip.pod_chips.value) if chip.switched else 0
         slices = [
             (topology, pods)
             for topology in nearest_specs.rentable(chip, spec.experiment.model)
-            if _is_round(topology.chips)
+            if _is_round(topology.chips) or topology.chips == domain
             for pods in filter(_is_round, range(1, most // topology.chips + 1))
+            if pods == 1
+            or not chip.switched
+            or (_is_power(pods) and topology.chips in (domain, 1 << domain.bit_length() - 1))
         ]
         for topology, pods in slices:
             change: dict[str, int | float | str] = {} if own else {nearest_specs.CHIP: name}
@@ -234,8 +263,11 @@ def _candidates(spec: Spec, wanted: OfferRequest) -> Iterator[_Candidate]:
 
 
 def _is_round(number: int) -> bool:
-    odd = number // (number & -number)
-    return odd in (1, 3)
+    return _is_power(number) or (number % 3 == 0 and _is_power(number // 3))
+
+
+def _is_power(number: int) -> bool:
+    return number & (number - 1) == 0
 
 
 # --- what needs no plan
@@ -259,14 +291,29 @@ def _reason_at_once(
     )
     if needed > memory:
         return _reason("memory", needed_bytes=needed, usable_bytes=memory)
-    if request.pods > batch_range(batch)[1]:
+    if request.pods > batch_range(batch)[1] and not request.torus.switched:
         return _reason("too_few_sequences", sequences=batch.sequences, least=request.pods)
     return None if nearest_specs.divides(request) else _batch_reason(request)
 
 
+def _reason_of_more(fewer: Sequence[Offer], wanted: OfferRequest) -> OfferReason | None:
+    """Return why more GPUs are not planned: the last number surely holds the date, and it costs
+    more than the one before. The more GPUs share a batch, the less each of them does.
+    """
+    planned = [offer for offer in fewer if offer.days][-2:]
+    by_date = planned[-1].odds.by_date if planned and planned[-1].odds else None
+    costs = [_chip_days(offer) for offer in planned]
+    if (by_date or 0.0) < wanted.sure or len(costs) == 1 or costs[0] >= costs[1]:
+        return None
+    return _reason("more_than_needed", chips=planned[-1].chips, days=_days(planned[-1]))
+
+
 def _reason_after_search(request: search.SearchRequest) -> OfferReason:
     batch = request.experiment.batch
-    meshes = nearest_specs.all_meshes(request, request.mesh)
+    if request.torus.switched:
+        _, meshes, _ = search.every_mesh(request)
+    else:
+        meshes = nearest_specs.all_meshes(request, request.mesh)
     if not len(meshes):
         return _reason("no_mesh", devices=request.torus.devices)
     multiples = search.multiple_of(request, sizes_by_name(meshes))
@@ -275,8 +322,8 @@ def _reason_after_search(request: search.SearchRequest) -> OfferReason:
         return _reason("too_few_sequences", sequences=batch.sequences, least=int(multiples.min()))
     if not (high // multiples * multiples >= low).any():
         return _batch_reason(request)
-    usable = request.chip.hbm_usable_bytes.value
-    return _reason("memory", usable_bytes=usable * request.torus.devices)
+    usable = nearest_specs.memory_that_shares(request)
+    return _reason("memory", usable_bytes=usable)
 
 
 def _batch_reason(request: search.SearchRequest) -> OfferReason:
@@ -325,6 +372,7 @@ def _stage_offer(
         microbatches=choice.microbatches,
         tokens_per_chip=choice.sequences * layout.length / chips,
         remat=choice.remat,
+        memory_share=float(peak_bytes(layout)) / layout.chip.hbm_usable_bytes.value,
         step_s=step_s,
         mfu=forecast.mfu(layout, step_s),
         days=days,
@@ -378,10 +426,14 @@ def _collected(spec: Spec, wanted: OfferRequest, made: Sequence[Offer]) -> Offer
         shown.append(replace(offer, on_frontier=_dollars(offer) < cheapest))
         cheapest = min(cheapest, _dollars(offer))
     first, likeliest, fastest = _chosen(shown, wanted)
-    best = []
-    for name in dict.fromkeys(offer.chip for offer in shown):
-        of_chip = [offer for offer in shown if offer.chip == name]
-        best.append(next(filter(None, (*_chosen(of_chip, wanted), of_chip[0]))))
+    best, without = [], []
+    for name in wanted.chips:
+        if of_chip := [offer for offer in shown if offer.chip == name]:
+            cost = _dollars if of_chip[0].dollars else _chip_days
+            best.append(next(filter(None, (*_chosen(of_chip, wanted, cost), of_chip[0]))))
+        elif refused := [offer for offer in made if offer.chip == name]:
+            without.append(max(refused, key=lambda offer: offer.chips))
+    best.sort(key=lambda o: (-min(_both(o), wanted.sure), _dollars(o)))
     parts = spec.experiment.stages or (spec.experiment,)
     batch_tokens = max(part.batch.sequences * part.batch.length for part in parts)
     return Offers(
@@ -393,24 +445,27 @@ def _collected(spec: Spec, wanted: OfferRequest, made: Sequence[Offer]) -> Offer
         cheapest=first,
         fastest=fastest,
         likeliest=likeliest,
-        best_of_chips=tuple(sorted(best, key=lambda o: (-min(_both(o), wanted.sure), _dollars(o)))),
+        best_of_chips=(*best, *without),
         offers=(*shown, *(offer for offer in made if offer.days is None)),
         warnings=tuple(batch_warnings(batch_tokens, spec.experiment.tokens)),
     )
 
 
-def _chosen(shown: Sequence[Offer], wanted: OfferRequest) -> list[Offer | None]:
+def _chosen(
+    shown: Sequence[Offer], wanted: OfferRequest, cost: Callable[[Offer], float] | None = None
+) -> list[Offer | None]:
     """Return the cheapest offer that is sure, the likeliest, and the fastest surely in budget."""
+    cost = cost or _dollars
     unlimited = wanted.by_days is None and wanted.budget_dollars is None
 
     def stays_in_budget(offer: Offer) -> bool:
         in_budget = offer.odds.in_budget if offer.odds else None
         return wanted.budget_dollars is None or (in_budget or 0.0) >= wanted.sure
 
-    sure = [o for o in shown if o.dollars and (unlimited or _both(o) >= wanted.sure)]
+    sure = [o for o in shown if cost(o) < inf and (unlimited or _both(o) >= wanted.sure)]
     known = [o for o in shown if o.odds and o.odds.both is not None]
     return [
-        min(sure, key=_dollars, default=None),
+        min(sure, key=cost, default=None),
         max(known, key=lambda o: (_both(o), -_dollars(o) if o.dollars else 0.0), default=None),
         min(filter(stays_in_budget, shown), key=_days, default=None),
     ]
@@ -423,6 +478,10 @@ def _both(offer: Offer) -> float:
 def _days(offer: Offer) -> float:
     assert offer.days
     return offer.days.likeliest
+
+
+def _chip_days(offer: Offer) -> float:
+    return _days(offer) * offer.chips
 
 
 def _dollars(offer: Offer) -> float:

@@ -315,10 +315,11 @@ def memory_margins(experiment: Experiment) -> tuple[float, ...]:
     return (MEMORY_MARGIN, 0.0) if experiment.remat == rematerialization.AUTO else (0.0,)
 
 
-def search(request: SearchRequest) -> SearchResult:
-    """Price everything that is realizable and fits; first with the margin, then without."""
-    experiment = request.experiment
-    batch = experiment.batch
+def every_mesh(request: SearchRequest) -> tuple[Ints, Ints, int]:
+    """Return what is realizable with some batch: placements in a slice, the sizes of all axes, and
+    in how many ways the mesh was laid over slices.
+    """
+    experiment, batch = request.experiment, request.experiment.batch
     between = meshes_between(request.torus, experiment.model, request.mesh, request.pods)
     # Replicas within a pod that the largest batch can feed.
     over_dcn = [ways(sizes_by_name(np.r_[_NO_SIZES, row]), "batch") for row in between]
@@ -334,19 +335,27 @@ def search(request: SearchRequest) -> SearchResult:
         if request.mesh.data is None:  # with several domains, replicas lie apart
             holds &= named["data"] == 1
         place, row = place[holds], row[holds]
-    # Each placement once with the batch below the requested one, and once with the batch above.
     sizes = np.concatenate([axis_sizes(inside)[place], between[row]], axis=1)
+    return inside[place], sizes, len(between)
+
+
+def search(request: SearchRequest) -> SearchResult:
+    """Price everything that is realizable and fits; first with the margin, then without."""
+    experiment = request.experiment
+    batch = experiment.batch
+    factors, sizes, tried = every_mesh(request)
+    # Each placement once with the batch below the requested one, and once with the batch above.
     multiples = multiple_of(request, sizes_by_name(sizes))
     sequences = np.concatenate(batches_next_to(batch, multiples))
-    rows = np.tile(np.arange(len(place)), 2)[sequences > 0]
+    rows = np.tile(np.arange(len(sizes)), 2)[sequences > 0]
     sequences = sequences[sequences > 0]
     meshes = np.column_stack([sizes[rows], sequences])
     for margin in memory_margins(experiment):
-        candidates, least_memory = _price(request, inside[place[rows]], meshes, margin)
+        candidates, least_memory = _price(request, factors[rows], meshes, margin)
         if len(candidates) or least_memory[0] > request.chip.hbm_usable_bytes.value:
             break
     return SearchResult(
-        enumerated=count_placements(request.torus, usable_axes(experiment.model)) * len(between),
+        enumerated=count_placements(request.torus, usable_axes(experiment.model)) * tried,
         realizable=len(np.unique(rows)),
         smallest_bytes=least_memory[0],
         smallest_host_bytes=least_memory[1],
@@ -421,12 +430,14 @@ def _price(
     # policy costs: in the order of that bound, ways are priced until none is near the best. In a
     # switched domain a mesh has one placement.
     row_of_key = np.unique(key_of_row, return_index=True)[1]
-    links = rows_of_links(find_links(request.torus, factors[row_of_key]), key)
-    free = layout_of(slice(None), FreePolicy(), links)
-    peaks = np.broadcast_to(peak_bytes(free), len(key))
-    fits = peaks <= request.chip.hbm_usable_bytes.value * (1 - margin)
-    bounds = np.full(cell[-1:].sum() + 1, np.inf)
-    np.minimum.at(bounds, cell[fits], cost_s_per_token(free)[fits])
+    links, usable = find_links(request.torus, factors[row_of_key]), request.chip.hbm_usable_bytes
+    bounds, peaks = np.full(cell[-1:].sum() + 1, np.inf), np.full(len(key), np.inf)
+    for begin in range(0, len(key), _COLUMNS_AT_ONCE):
+        part = np.arange(begin, min(begin + _COLUMNS_AT_ONCE, len(key)))
+        peaks[part] = peak_bytes(layout_of(part, FreePolicy(), NO_LINKS))
+        part = part[peaks[part] <= usable.value * (1 - margin)]
+        free = layout_of(part, FreePolicy(), rows_of_links(links, key[part]))
+        np.minimum.at(bounds, cell[part], cost_s_per_token(free))
     order, best, least_hbm, least_host = np.argsort(bounds, kind="stable"), np.inf, np.inf, np.inf
     joined = [priced([fastest(slice(0, 0))[0]])]
     for begin, end in pairwise([0, *np.cumsum(_ROUNDS).tolist()]):
@@ -444,6 +455,7 @@ def _price(
     return Candidates.join(joined), (least_hbm, least_host)
 
 
+_COLUMNS_AT_ONCE = 16_000  # of an array, so that it stays in the processor's cache
 _ROUNDS = (200, 800, 3200, 12_800, 1_000_000)  # ways whose policies are priced, round by round
 _REACH = 1.15  # what takes longer is not shown as a runner-up
 

@@ -101,16 +101,12 @@ def serving_request(
     today: datetime.date,
 ) -> OfferRequest:
     """Return the request of a serving spec: of the chips named, of its own where only its topology
-    is open, or of all. GPUs are among them.
+    is open, or of all.
     """
     asked = by is not None or budget is not None or prices is not None
     names = catalog.chips() if asked else (resources.chip,)
     if chips is not None:
-        listed = chips.split(",") if isinstance(chips, str) else list(chips)
-        names = tuple(dict.fromkeys(name.strip() for name in listed))
-        for name in set(names) - {*catalog.chips()}:
-            must = f"chips of the catalog: {', '.join(catalog.chips())}"
-            raise WrongOption("--chips", name or "empty", must)
+        names = _wanted_chips(chips)
     return _request(names, resources, by, budget, prices, today)
 
 
@@ -118,26 +114,16 @@ def _chips_of(resources: Resources) -> tuple[str, ...]:
     """Return the chips where none is named: the spec's own, or every TPU with published runs."""
     if not resources.has_open_topology:
         return tuple(name for name in catalog.chips() if catalog.efficiency(name))
-    if catalog.chip_of(resources).switched:
-        raise SpecError(
-            f"slices are chosen for TPUs only ({', '.join(_tpus())}): for GPUs say how many NVLink"
-            f" domains, such as topology: {int(catalog.chip_of(resources).pod_chips.value)} and"
-            " pods: 64"
-        )
     return (resources.chip,)
 
 
-def _tpus() -> list[str]:
-    return [name for name in catalog.chips() if not catalog.chip(name).switched]
-
-
 def _wanted_chips(chips: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the TPUs of that list or comma-separated text."""
+    """Return the chips of that list or comma-separated text."""
     listed = chips.split(",") if isinstance(chips, str) else list(chips)
     names = tuple(dict.fromkeys(name.strip() for name in listed))
     for name in names or ("",):
-        if name not in _tpus():
-            must = f"TPUs of the catalog: {', '.join(_tpus())}"
+        if name not in catalog.chips():
+            must = f"chips of the catalog: {', '.join(catalog.chips())}"
             raise WrongOption("--chips", name or "empty", must)
     return names
 

@@ -19,6 +19,7 @@ from orchestrator.reading.load import is_serving as describes_serving
 from orchestrator.reading.load import is_study as describes_study
 from orchestrator.reading.load import load as load_spec
 from orchestrator.reading.offer_options import days_to_deadline, deadline_ahead, offer_request
+from orchestrator.run.progress import Progress, UnitsDone, silent, task
 from orchestrator.values.plan import Plan, program_digest
 from orchestrator.values.proof import Proof
 from orchestrator.values.spec import Spec
@@ -26,6 +27,7 @@ from orchestrator.values.spec import Spec
 if TYPE_CHECKING:
     from orchestrator.proving.verdict import ProofResult
 
+_PLANNING = "planning"
 SpecSource: TypeAlias = str | Path | Spec  # the path of a spec, or a spec that was loaded
 
 
@@ -133,18 +135,27 @@ def offers(
     budget: str | float | None = None,
     chips: str | Sequence[str] | None = None,
     prices: str | None = None,
+    progress: Progress = silent,
 ) -> Offers:
     """Return what one may rent for a spec: each offer with its plan, days, dollars and odds.
 
     `by` is a duration (`30d`, or days) or a date, by default `run.deadline`; `budget` is dollars
-    (`2M`); `chips` are names of TPUs; `prices` are `on-demand`, `reserved`, `spot`, or a file.
+    (`2M`); `chips` are names of the catalog; `prices` are `on-demand`, `reserved`, `spot`, or a
+    file.
     """
     found, today = loaded(spec, overrides), datetime.now(UTC).date()
     by = deadline_ahead(found.run.deadline, today) if by is None else by
     request = offer_request(
         found.resources, by=by, budget=budget, chips=chips, prices=prices, today=today
     )
-    return make_offers(found, request)
+    with task(progress, _PLANNING):
+        return make_offers(
+            found,
+            request,
+            lambda done, total: progress(
+                UnitsDone(task=_PLANNING, done=done, total=total, unit="offers")
+            ),
+        )
 
 
 def diff(first: SpecSource, second: SpecSource, *, stage: int | None = None) -> PlanDiff:

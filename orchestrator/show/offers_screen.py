@@ -13,6 +13,11 @@ from orchestrator.values.plan import Estimate
 _INTERVAL = "80 %"
 HEAD = ("chip", "topology", "pods", "chips", "days", _INTERVAL, "dollars", _INTERVAL, "odds", "")
 _COLUMNS = "<<>>>>>>><"
+# Chips side by side: what they cost; on a narrow terminal, how they run goes on below.
+SIDE_HEAD = (
+    "chip", "chips", "MFU %", _INTERVAL, "days", _INTERVAL, "dollars", _INTERVAL, "odds", "",
+    "slices", "HBM", "mesh",
+)  # fmt: skip
 _REASONS: dict[OfferReasonCode, str] = {
     "too_slow": "would take longer even at the peak of their chips",
     "memory": "cannot hold the model",
@@ -23,6 +28,7 @@ _REASONS: dict[OfferReasonCode, str] = {
     "no_mesh": "no mesh divides what its axes split",
     "no_price": "no known price",
     "no_rate": "no known rate in that compute type",
+    "more_than_needed": "more GPUs than the date needs: fewer hold it and cost less",
 }
 _SIZES = "slices and pods in steps of 2^n and 3 x 2^n; sizes between them can be rented as well"
 _LEAST_DAYS = 0.01
@@ -58,14 +64,20 @@ def offers_screen(
     # Of each chip the best offer, or why it has none.
     best: list[ui.Part] = []
     if len(found.request.chips) > 1 and planned:
-        best = [ui.heading("the best of each chip:"), _offers_table(found.best_of_chips, found)]
-        for chip in found.request.chips:
-            own = [offer for offer in found.offers if offer.chip == chip]
-            if all(offer.days is None for offer in own):
-                refused = "; ".join(map(" ".join, reasons(own))) or "no slice to rent"
-                best.append(ui.Text(f"{chip}: no plan: {refused}", hang=2))
-    shown = frontier_of(planned)
+        rows, without = side_by_side(found)
+        marked = {1: "bold"} if found.cheapest else {}
+        table = ui.Table([SIDE_HEAD, *rows], "<>>>>>>>><<><", gap=1, row_styles=marked)
+        best = [
+            ui.heading("side by side, the cheapest first, those that are not sure below:"),
+            table,
+        ]
+        best += [ui.Text(f"{chip}: no plan: {why}", hang=2) for chip, why in without]
+        if unpriced := [o.chip for o in found.best_of_chips if o.days and not o.dollars]:
+            words = f"{', '.join(unpriced)}: no price is known; --prices takes a file of yours"
+            best.append(ui.Text(words, hang=2))
+    shown = planned if detail == "full" else frontier_of(planned)
     named = " that no other undercuts" if any(offer.on_frontier for offer in shown) else ""
+    named = "" if detail == "full" else named
     title = ui.heading(f"{fmt.counted(len(shown), 'offer')}{named}:")
     # The number of planned offers, and why the others are left out.
     chips, offers = ", ".join(found.request.chips), fmt.counted(len(found.offers), "offer")
@@ -157,23 +169,54 @@ def choices(found: Offers) -> dict[str, Offer | None]:
 
 
 def offer_row(offer: Offer, found: Offers) -> ui.Row:
-    marks = [name for name, best in choices(found).items() if best == offer]
-
-    def cells(estimate: Estimate | None, show: ui.Show) -> ui.Row:
-        if estimate is None:
-            return "-", ""
-        if estimate.expected is None or estimate.low is None or estimate.high is None:
-            return _likely(estimate, show), ""
-        return show(estimate.expected), f"{show(estimate.low)}-{show(estimate.high)}"
-
-    def in_days(days: float) -> str:
-        return fmt.to_digits(days, 3) if days >= _LEAST_DAYS else fmt.lasting(days)
-
     return (
         offer.chip, offer.topology, fmt.count(offer.pods), fmt.count(offer.chips),
-        *cells(offer.days, in_days), *cells(offer.dollars, fmt.dollars), odds_text(offer),
-        "best" if len(marks) > 1 else "".join(marks),
+        *_cells(offer.days, _in_days), *_cells(offer.dollars, fmt.dollars), odds_text(offer),
+        _mark(offer, found),
     )  # fmt: skip
+
+
+def _mark(offer: Offer, found: Offers) -> str:
+    marks = [name for name, best in choices(found).items() if best == offer]
+    return "best" if len(marks) > 1 else "".join(marks)
+
+
+def _in_days(days: float) -> str:
+    return fmt.to_digits(days, 3) if days >= _LEAST_DAYS else fmt.lasting(days)
+
+
+def _cells(estimate: Estimate | None, show: ui.Show, unknown: str = "-") -> ui.Row:
+    """Return an estimate and its interval."""
+    if estimate is None:
+        return unknown, ""
+    if estimate.expected is None or estimate.low is None or estimate.high is None:
+        return _likely(estimate, show), ""
+    return show(estimate.expected), f"{show(estimate.low)}-{show(estimate.high)}"
+
+
+def side_by_side(found: Offers) -> tuple[list[ui.Row], list[tuple[str, str]]]:
+    """Return a row for each chip with a plan, and why the others have none."""
+    rows, without = list[ui.Row](), []
+    for offer in found.best_of_chips:
+        if offer.days is None:
+            own = [each for each in found.offers if each.chip == offer.chip]
+            without.append((offer.chip, "; ".join(map(" ".join, reasons(own)))))
+            continue
+        # The first wish that it is not sure to hold.
+        odds, sure = offer.odds, found.request.sure
+        asked = (("late", odds and odds.by_date), ("dear", odds and odds.in_budget))
+        missed = [name for name, each in asked if each is not None and each < sure]
+        known = offer.mfu and offer.mfu.expected is not None
+        axes = ", ".join(f"{axis} {n}" for axis, n in (offer.mesh or {}).items() if n > 1)
+        rows.append((
+            offer.chip, fmt.count(offer.chips),
+            *_cells(offer.mfu if known else None, lambda share: f"{share * 100:.0f}"),
+            *_cells(offer.days, _in_days), *_cells(offer.dollars, fmt.dollars, "no price"),
+            odds_text(offer), _mark(offer, found) or ", ".join(missed),
+            f"{offer.pods:,} x {offer.topology}", fmt.whole_percent(offer.memory_share or 0.0),
+            axes or "one device",
+        ))  # fmt: skip
+    return rows, without
 
 
 def odds_text(offer: Offer) -> str:

@@ -21,6 +21,7 @@ def offers_page(found: Offers) -> str:
     planned = [offer for offer in found.offers if offer.days]
     chosen, why = screens.to_take(found), screens.nothing_sure(found)
     why = f"{why[0].upper()}{why[1:]}"
+    sides, without = screens.side_by_side(found)
     return draw.filled(
         "offers.html",
         title=found.name,
@@ -28,7 +29,8 @@ def offers_page(found: Offers) -> str:
         headline=screens.offers_headline(found),
         picture=_picture(found, planned) if any(offer.dollars for offer in planned) else None,
         head=screens.HEAD,
-        best=[screens.offer_row(offer, found) for offer in found.best_of_chips],
+        side_head=screens.SIDE_HEAD,
+        side=[*sides, *((chip, "no plan", *[""] * 10, why) for chip, why in without)],
         rows=[screens.offer_row(offer, found) for offer in screens.frontier_of(planned)],
         overrides=chosen.overrides if chosen else (),
         planned=len(planned),
