@@ -140,11 +140,7 @@ def state_bytes(experiment: Experiment) -> float:
 
 
 def divides(request: search.SearchRequest) -> bool:
-    """Whether a pod's devices may divide sequences, positions and heads: no mesh splits more. Those
-    of switched domains may split layers too, evenly or not.
-    """
-    if request.torus.switched:
-        return True
+    """Whether a pod's devices may divide sequences, positions and heads: no mesh splits more."""
     batch, heads = request.experiment.batch, request.experiment.model.heads
     parts = batch.sequences // request.pods * batch.length * heads
     even = batch.sequences % request.pods == 0 and parts % request.torus.devices == 0
@@ -153,11 +149,8 @@ def divides(request: search.SearchRequest) -> bool:
 
 
 def memory_that_shares(request: search.SearchRequest) -> float:
-    """Return what programs may use of all devices that share one replica of the weights; in
-    switched domains all may.
-    """
-    slices = request.pods if request.torus.switched else prod(sharing(request.mesh).values())
-    devices = request.torus.devices * slices
+    """Return what programs may use of all devices that share one replica of the weights."""
+    devices = request.torus.devices * prod(sharing(request.mesh).values())
     return devices * request.chip.hbm_usable_bytes.value
 
 

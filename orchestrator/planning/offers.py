@@ -285,15 +285,21 @@ def _reason_at_once(
         return _reason("no_rate", chip=chip, compute=experiment.precision.compute)
     if days > horizon:
         return _reason("too_slow", days_at_best=days, days=horizon)
-    needed, memory = (
-        nearest_specs.state_bytes(experiment),
-        nearest_specs.memory_that_shares(request),
-    )
+    needed = nearest_specs.state_bytes(experiment)
+    memory = _memory_of_all(request)
     if needed > memory:
         return _reason("memory", needed_bytes=needed, usable_bytes=memory)
-    if request.pods > batch_range(batch)[1] and not request.torus.switched:
+    if request.torus.switched:  # domains may share everything: the search knows
+        return None
+    if request.pods > batch_range(batch)[1]:
         return _reason("too_few_sequences", sequences=batch.sequences, least=request.pods)
     return None if nearest_specs.divides(request) else _batch_reason(request)
+
+
+def _memory_of_all(request: search.SearchRequest) -> float:
+    """Return what programs may use of all devices that may share one replica of the weights."""
+    domains = request.pods if request.torus.switched else 1
+    return domains * nearest_specs.memory_that_shares(request)
 
 
 def _reason_of_more(fewer: Sequence[Offer], wanted: OfferRequest) -> OfferReason | None:
@@ -322,8 +328,7 @@ def _reason_after_search(request: search.SearchRequest) -> OfferReason:
         return _reason("too_few_sequences", sequences=batch.sequences, least=int(multiples.min()))
     if not (high // multiples * multiples >= low).any():
         return _batch_reason(request)
-    usable = nearest_specs.memory_that_shares(request)
-    return _reason("memory", usable_bytes=usable)
+    return _reason("memory", usable_bytes=_memory_of_all(request))
 
 
 def _batch_reason(request: search.SearchRequest) -> OfferReason:
