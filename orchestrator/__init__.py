@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from orchestrator.run.doctor import doctor_run as doctor_run
     from orchestrator.run.exports import export as export
     from orchestrator.run.exports import export_maxtext as export_maxtext
+    from orchestrator.run.exports import export_slurm as export_slurm
     from orchestrator.run.exports import export_weights as export_weights
     from orchestrator.run.exports import import_maxtext as import_maxtext
     from orchestrator.run.exports import pack as pack
@@ -89,7 +90,7 @@ _MODULES = {
     "reading.examples": "examples",
     "run.calibrate": "calibrate",
     "run.doctor": "doctor doctor_run",
-    "run.exports": "export export_maxtext export_weights import_maxtext pack schema",
+    "run.exports": "export export_maxtext export_slurm export_weights import_maxtext pack schema",
     "run.own_runs": "own_run_row score_own",
     "run.profile": "profile",
     "run.proofs": "compare explain is_gpu prove prove_diff prove_less_recompute prove_search"

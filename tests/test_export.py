@@ -244,15 +244,43 @@ def test_a_spec_is_written_and_read_again(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "says"),
+    ("kind", "chip", "says"),
     [
-        ("resources.chip=h100", "GPU"),
+        ("ray", "h100", "is a GPU, which runs without Ray: orch export jobset"),
+        ("rayjob", "h100", "orch export slurm"),
+        ("jobset", "gb300", r"its file needs \[gke\]; orch export slurm needs none"),
     ],
 )
-def test_what_no_manifest_serves_is_refused(override: str, says: str) -> None:
-    more = ["resources.topology=8"] if "h100" in override else []
+def test_what_no_manifest_serves_is_refused(kind: str, chip: str, says: str) -> None:
     with pytest.raises(SpecError, match=says):
-        exported("ray", override, *more)
+        exported(kind, f"resources.chip={chip}", "resources.topology=8")
+
+
+ON_GPUS = [("h100", "8", 1, 8), ("h200", "4", 1, 4), ("b200", "8", 1, 8), ("gb200", "64", 16, 4)]
+
+
+@pytest.mark.parametrize(("chip", "topology", "nodes", "gpus"), ON_GPUS)
+def test_nodes_of_gpus_have_a_jobset(chip: str, topology: str, nodes: int, gpus: int) -> None:
+    """A domain of several nodes has a node pool of its own; a node by itself needs none."""
+    objects = exported("jobset", *on(chip, topology, 2))
+    check_jobset(objects, catalog.chip(chip), topology, 2)
+    jobs = {one["name"]: one["template"] for one in objects[-1]["spec"]["replicatedJobs"]}
+    assert ("metadata" in jobs["slice"]) == (nodes > 1)
+    job = jobs["slice"]["spec"]
+    assert job["parallelism"] == nodes
+    pod = job["template"]["spec"]
+    names = catalog.chip(chip).gke
+    assert names
+    assert pod["nodeSelector"] == {"cloud.google.com/gke-accelerator": names.accelerator}
+    assert [one["key"] for one in pod["tolerations"]] == ["nvidia.com/gpu"]
+    [container] = pod["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == str(gpus)
+    assert {"name": "JAX_PLATFORMS", "value": "cuda,cpu"} in container["env"]
+    assert "/dev/shm" in [mount["mountPath"] for mount in container["volumeMounts"]]
+    assert "google.com/tpu" not in yaml.safe_dump(objects)
+    if DEFINITIONS.exists():
+        found = validator("JobSet").iter_errors(objects[-1])
+        assert [error.message for error in found] == []
 
 
 def test_runs_on_a_bucket_mount_nothing_for_them() -> None:

@@ -186,7 +186,7 @@ def test_a_domain_of_gpus_is_named_as_the_limit() -> None:
     assert refused
     assert [one.code for one in refused.reasons] == ["memory", "largest_domain"]
     assert refused.reasons[1].figures == {"chip": "h100", "most": 8}
-    assert str(refused).startswith("GPU clusters are not served yet: ")
+    assert str(refused).startswith("a slice of h100 is one NVLink domain, of 8 GPUs at most: ")
     first, *others = refused.suggestions()
     assert first.overrides == ("resources.mesh.fsdp_dcn=4",)
     assert {one.chips for one in refused.suggestions()} == {512}

@@ -75,7 +75,7 @@ def schema_command(output: str | None, of_study: bool, key: str | None) -> None:
 
 @click.group("export")
 def export_command() -> None:
-    """Print manifests or MaxText's script, or write weights.
+    """Print manifests, Slurm's or MaxText's script, or write weights.
 
     cluster.kubernetes of a SPEC has the image, the queue and more of its manifests.
 
@@ -83,6 +83,7 @@ def export_command() -> None:
     Example:
       orch export ray specs/llama3_70b_4pod.yaml > cluster.yaml
       orch export rayjob my-run.yaml --set cluster.kubernetes.queue=tpus | kubectl apply -f -
+      orch export slurm my-h100.yaml > run.sh
       orch export maxtext specs/llama3_8b_1slice.yaml > run.sh
       orch export huggingface my-run weights/
     """
@@ -100,6 +101,21 @@ def _add_manifest_command(kind: ManifestKind, about: str) -> None:
 _add_manifest_command("ray", "Print a RayCluster for orch submit --address.")
 _add_manifest_command("rayjob", "Print a RayJob: a cluster that runs SPEC and ends.")
 _add_manifest_command("jobset", "Print a JobSet that runs SPEC without Ray.")
+
+
+@export_command.command("slurm")
+@SPEC
+@SET
+@interruptible("planning")
+def to_slurm(spec: Path, overrides: tuple[str, ...]) -> None:
+    """Print a script for sbatch that runs SPEC on nodes of GPUs.
+
+    Each node joins the run as a host, and the first one drives it. A job that is submitted again
+    goes on from the last checkpoint.
+
+    Example: orch export slurm my-h100.yaml > run.sh && sbatch --time=2-0 run.sh
+    """
+    echo(orch.export_slurm(spec, overrides), nl=False)
 
 
 @export_command.command("maxtext")

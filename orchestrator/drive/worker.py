@@ -199,7 +199,8 @@ def _sequences_taken(journal: Journal, start: int, stop: int) -> int:
 
 def _peak_flops_per_s(plan: Plan) -> float | None:
     """The peak of one device by the forecast; None when the forecast is for other devices."""
-    on_chips = "tpu" in os.environ.get("JAX_PLATFORMS", "")  # JaxTrainer sets it on TPU hosts
+    platforms = os.environ.get("JAX_PLATFORMS", "")  # JaxTrainer sets it on TPU hosts
+    on_chips = "tpu" in platforms or "cuda" in platforms
     return plan.forecast.peak_flops_per_s if on_chips or plan.chip_profile else None
 
 

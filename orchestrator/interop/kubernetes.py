@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 
 from orchestrator.catalog.chips import GkeNames, chip_of
 from orchestrator.errors import SpecError
+from orchestrator.planning.planner import POOL_SHARE
 from orchestrator.plugins import pinned
 from orchestrator.storage.addresses import is_address
 from orchestrator.values.plan import Plan
@@ -23,7 +24,7 @@ _OBJECTS: dict[ManifestKind, tuple[str, str]] = {
 _MOUNT = "/mnt/runs"  # where a storage is mounted that the spec names by a relative path
 _FOLDER, _FILE = "/etc/orch", "spec.yaml"  # where a pod reads its spec
 _PATH = f"{_FOLDER}/{_FILE}"
-_CHIPS = "google.com/tpu"
+_TPUS, _GPUS = "google.com/tpu", "nvidia.com/gpu"
 _SPOT = "cloud.google.com/gke-spot"
 _NODE_POOL = "cloud.google.com/gke-nodepool"
 _ONE_POOL_EACH = "alpha.jobset.sigs.k8s.io/exclusive-topology"
@@ -49,11 +50,22 @@ _TPU_ENVIRONMENT = (
     {"name": "JAX_PLATFORMS", "value": "tpu,cpu"},
     {"name": "ENABLE_PJRT_COMPATIBILITY", "value": "true"},
 )
+# The environment of JAX on GPUs: a plan counts on more memory than JAX takes by default.
+ON_GPUS = {"JAX_PLATFORMS": "cuda,cpu", "XLA_CLIENT_MEM_FRACTION": str(POOL_SHARE)}
+_GPU_ENVIRONMENT = tuple({"name": name, "value": value} for name, value in ON_GPUS.items())
+_SHARED = (
+    "/dev/shm"  # where GPUs of a node exchange buffers; a container has 64 MiB of it by default
+)
 
 
 def manifests(kind: ManifestKind, spec: Spec, plan: Plan, spec_text: str) -> list[_Manifest]:
     """Return the objects of that kind, in the order in which they are created."""
     _gke(plan)
+    if kind != "jobset" and chip_of(plan).switched:
+        raise SpecError(
+            f"resources.chip: {plan.chip} is a GPU, which runs without Ray: orch export jobset, or"
+            " orch export slurm"
+        )
     # The spec's name as a DNS label; one that is cut has a digest.
     name = spec.name if spec.name[0].isalpha() else f"run-{spec.name}"
     if len(name) > _LONGEST[kind]:
@@ -105,11 +117,10 @@ def manifests(kind: ManifestKind, spec: Spec, plan: Plan, spec_text: str) -> lis
 def _gke(plan: Plan) -> GkeNames:
     """Return what GKE calls the chip; refuse a chip that GKE has no slices of."""
     chip = chip_of(plan)
-    if chip.switched:
-        raise SpecError(f"resources.chip: {plan.chip} is a GPU; manifests are for slices of TPUs")
     if chip.gke is None:
         raise SpecError(
             f"resources.chip: {plan.chip} names no accelerator of GKE: its file needs [gke]"
+            f"{'; orch export slurm needs none' if chip.switched else ''}"
         )
     return chip.gke
 
@@ -128,20 +139,31 @@ def _storage(spec: Spec) -> str:
 def _host_pod(spec: Spec, plan: Plan, name: str, **container: Any) -> _Manifest:
     """Return the pod of a host with its chips; `container` adds to its one container."""
     chip, chips = chip_of(plan), plan.chips_per_host
+    resource, environment = (
+        (_GPUS, _GPU_ENVIRONMENT) if chip.switched else (_TPUS, _TPU_ENVIRONMENT)
+    )
     # Most of the host's memory; where nobody describes the hosts of a chip, the bytes of its HBM.
     share, each = (_MEMORY_SHARE, chip.host_bytes) if chip.host_bytes else (1, chip.hbm_bytes)
     resources = {
         "cpu": str(_CPUS_PER_CHIP * chips),
         "memory": f"{int(share * chips * each.value // 1e9)}G",
-        _CHIPS: str(chips),
+        resource: str(chips),
     }
-    container["env"] = [*_TPU_ENVIRONMENT, *_secrets(spec), *container.get("env", ())]
+    container["env"] = [*environment, *_secrets(spec), *container.get("env", ())]
+    if chip.switched:
+        memory = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
+        container["volumes"] = [memory]
+        container["volumeMounts"] = [{"name": "shared-memory", "mountPath": _SHARED}]
+        selector = {"cloud.google.com/gke-accelerator": _gke(plan).accelerator}
+    else:
+        container["ports"] = [_SLICE_PORT]
+        selector = {
+            "cloud.google.com/gke-tpu-accelerator": _gke(plan).accelerator,
+            "cloud.google.com/gke-tpu-topology": plan.topology,
+        }
     pod = _pod(spec, name, resources, **container)
-    pod["nodeSelector"] = {
-        "cloud.google.com/gke-tpu-accelerator": _gke(plan).accelerator,
-        "cloud.google.com/gke-tpu-topology": plan.topology,
-    }
-    pod["tolerations"] = [{"key": _CHIPS, "operator": "Exists", "effect": "NoSchedule"}]
+    pod["nodeSelector"] = selector
+    pod["tolerations"] = [{"key": resource, "operator": "Exists", "effect": "NoSchedule"}]
     if spec.cluster.kubernetes.spot:
         pod["nodeSelector"][_SPOT] = "true"
         pod["tolerations"].append(
@@ -210,7 +232,7 @@ def _jobs(spec: Spec, plan: Plan, name: str, meeting: str) -> list[_Manifest]:
     known = f"if {is_there}; then {resume} $with; else {submit} $with; fi"
     words = f"{prepared}with='--address {meeting} --yes'; {known}"
     driver = _chipless_pod(spec, "driver", _DRIVER, reads=name, command=["sh", "-c"], args=[words])
-    # Each slice is on a node pool of its own.
+    # Each slice of several hosts is on a node pool of its own, and so is each of TPUs.
     index = {"fieldRef": {"fieldPath": f"metadata.annotations['{_SLICE_INDEX}']"}}
     host = _host_pod(
         spec,
@@ -224,13 +246,13 @@ def _jobs(spec: Spec, plan: Plan, name: str, meeting: str) -> list[_Manifest]:
             *("--hosts", str(plan.hosts_per_slice)),
             *("--kind", plan.slice_kind),
         ],
-        ports=[_SLICE_PORT],
         env=[{"name": "SLICE_INDEX", "valueFrom": index}],
     )
-    pools = {"annotations": {_ONE_POOL_EACH: _NODE_POOL}}
+    is_node = chip_of(plan).switched and plan.hosts_per_slice == 1
+    about = {} if is_node else {"metadata": {"annotations": {_ONE_POOL_EACH: _NODE_POOL}}}
     return [
         _job("driver", 1, 1, _DRIVER_RETRIES, driver),
-        _job("slice", plan.pods, plan.hosts_per_slice, _HOST_RETRIES, host, metadata=pools),
+        _job("slice", plan.pods, plan.hosts_per_slice, _HOST_RETRIES, host, **about),
     ]
 
 
@@ -260,7 +282,7 @@ def _job(
 def _cluster(spec: Spec, plan: Plan, reads: str | None = None) -> _Manifest:
     """Return a head, which may read the spec of a run, and a group whose replicas are slices."""
     ports = [{"name": name, "containerPort": port} for name, port in _RAY_PORTS.items()]
-    workers = _host_pod(spec, plan, "ray-worker", ports=[_SLICE_PORT])
+    workers = _host_pod(spec, plan, "ray-worker")
     return {
         "rayVersion": pinned()["ray"],
         "authOptions": {"mode": "token"},

@@ -46,9 +46,8 @@ _TEXTS = {
         " slices share weights (resources.mesh.fsdp_dcn)"
     ),
     "largest_domain": (
-        "GPU clusters are not served yet: runs are launched on TPUs, and clusters of {chip} are"
-        " planned as NVLink domains of {most:,} GPUs that each hold the whole model, or share it by"
-        " axes of resources.mesh that end in _dcn"
+        "a slice of {chip} is one NVLink domain, of {most:,} GPUs at most: several of them share"
+        " the model by axes of resources.mesh that end in _dcn, which mesh: auto searches"
     ),
     "nothing_near": (
         "no other mesh, policy, batch, precision, slice or chip of the catalog that is near has a"

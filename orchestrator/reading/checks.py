@@ -173,7 +173,7 @@ def check_topology(spec: SpecInstance, chip: Chip) -> None:
         code = "gpu-cluster" if error.is_cluster else "no-such-slice"
         message = f"is {topology}, must be a slice that exists: {error.reason}"
         if error.is_cluster:
-            message = f"GPU clusters are not served yet: {error.reason}"
+            message = f"is {topology}, must fit into one NVLink domain: {error.reason}"
         spec.report("resources.topology", code, message, error.help, topology=topology)
 
 

@@ -20,6 +20,7 @@ from orchestrator.interop.kubernetes import ManifestKind, manifests
 from orchestrator.interop.maxtext.conversion import ImportedSpec, convert
 from orchestrator.interop.maxtext.exported_run import MaxTextRun, run_of
 from orchestrator.interop.maxtext.recipe import read_recipe
+from orchestrator.interop.slurm import slurm_script
 from orchestrator.journal.listing import find_run
 from orchestrator.planning.calibrated import ChipProfile
 from orchestrator.planning.diff_plans import PlanDiff
@@ -73,6 +74,12 @@ def export(
     """Return the Kubernetes objects that run the plan of a spec, in the order of their creation."""
     found, plan = planned(loaded(spec, overrides), None)
     return manifests(kind, found, plan, spec_text(found))
+
+
+def export_slurm(spec: SpecSource, overrides: Sequence[str] = ()) -> str:
+    """Return a script for sbatch that runs the plan of a spec on nodes of GPUs."""
+    found, plan = planned(loaded(spec, overrides), None)
+    return slurm_script(found, plan, spec_text(found))
 
 
 def import_maxtext(
