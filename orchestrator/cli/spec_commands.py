@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import cast
 
 import click
 
@@ -89,48 +90,30 @@ def export_command() -> None:
     """
 
 
-def _add_manifest_command(kind: ManifestKind, about: str) -> None:
+def _add_export(kind: str, about: str) -> None:
     @export_command.command(kind, help=about)
     @SPEC
     @SET
     @interruptible("planning")
     def command(spec: Path, overrides: tuple[str, ...]) -> None:
-        echo(yaml_text(orch.export(kind, spec, overrides)), nl=False)
+        if kind == "slurm":
+            text = orch.export_slurm(spec, overrides)
+        elif kind == "maxtext":
+            text = script_of(orch.export_maxtext(spec, overrides))
+        else:
+            text = yaml_text(orch.export(cast(ManifestKind, kind), spec, overrides))
+        echo(text, nl=False)
 
 
-_add_manifest_command("ray", "Print a RayCluster for orch submit --address.")
-_add_manifest_command("rayjob", "Print a RayJob: a cluster that runs SPEC and ends.")
-_add_manifest_command("jobset", "Print a JobSet that runs SPEC without Ray.")
-
-
-@export_command.command("slurm")
-@SPEC
-@SET
-@interruptible("planning")
-def to_slurm(spec: Path, overrides: tuple[str, ...]) -> None:
-    """Print a script for sbatch that runs SPEC on nodes of GPUs.
-
-    Each node joins the run as a host, and the first one drives it. A job that is submitted again
-    goes on from the last checkpoint.
-
-    Example: orch export slurm my-h100.yaml > run.sh && sbatch --time=2-0 run.sh
-    """
-    echo(orch.export_slurm(spec, overrides), nl=False)
-
-
-@export_command.command("maxtext")
-@SPEC
-@SET
-@interruptible("planning")
-def to_maxtext(spec: Path, overrides: tuple[str, ...]) -> None:
-    """Print the script that runs the plan of SPEC with MaxText.
-
-    It has MaxText's keys, the compiler's flags and xpk's command. What MaxText has no words for is
-    refused by its key.
-
-    Example: orch export maxtext specs/llama3_8b_1slice.yaml > run.sh
-    """
-    echo(script_of(orch.export_maxtext(spec, overrides)), nl=False)
+_add_export("ray", "Print a RayCluster for orch submit --address.")
+_add_export("rayjob", "Print a RayJob: a cluster that runs SPEC and ends.")
+_add_export("jobset", "Print a JobSet that runs SPEC without Ray.")
+_add_export("slurm", "Print a script for sbatch that runs SPEC on nodes of GPUs, or resumes it.")
+_add_export(
+    "maxtext",
+    "Print the script that runs the plan of SPEC with MaxText: its keys, the compiler's flags and"
+    " xpk's command. What MaxText has no words for is refused by its key.",
+)
 
 
 @export_command.command()

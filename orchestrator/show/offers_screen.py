@@ -64,9 +64,9 @@ def offers_screen(
     # Of each chip the best offer, or why it has none.
     best: list[ui.Part] = []
     if len(found.request.chips) > 1 and planned:
-        rows, without = side_by_side(found)
+        of_chips, without = side_by_side(found)
         marked = {1: "bold"} if found.cheapest else {}
-        table = ui.Table([SIDE_HEAD, *rows], "<>>>>>>>><<><", gap=1, row_styles=marked)
+        table = ui.Table([SIDE_HEAD, *of_chips], "<>>>>>>>><<><", gap=1, row_styles=marked)
         best = [
             ui.heading("side by side, the cheapest first, those that are not sure below:"),
             table,
@@ -202,9 +202,9 @@ def side_by_side(found: Offers) -> tuple[list[ui.Row], list[tuple[str, str]]]:
             own = [each for each in found.offers if each.chip == offer.chip]
             without.append((offer.chip, "; ".join(map(" ".join, reasons(own)))))
             continue
-        # The first wish that it is not sure to hold.
+        # The wishes that it is not sure to hold.
         odds, sure = offer.odds, found.request.sure
-        asked = (("late", odds and odds.by_date), ("dear", odds and odds.in_budget))
+        asked = (("late", odds.by_date), ("dear", odds.in_budget)) if odds else ()
         missed = [name for name, each in asked if each is not None and each < sure]
         known = offer.mfu and offer.mfu.expected is not None
         axes = ", ".join(f"{axis} {n}" for axis, n in (offer.mesh or {}).items() if n > 1)
