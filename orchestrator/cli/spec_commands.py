@@ -108,11 +108,11 @@ def _add_export(kind: str, about: str) -> None:
 _add_export("ray", "Print a RayCluster for orch submit --address.")
 _add_export("rayjob", "Print a RayJob: a cluster that runs SPEC and ends.")
 _add_export("jobset", "Print a JobSet that runs SPEC without Ray.")
-_add_export("slurm", "Print a script for sbatch that runs SPEC on nodes of GPUs, or resumes it.")
+_add_export("slurm", "Print an sbatch script that runs SPEC on nodes of GPUs.")
 _add_export(
     "maxtext",
-    "Print the script that runs the plan of SPEC with MaxText: its keys, the compiler's flags and"
-    " xpk's command. What MaxText has no words for is refused by its key.",
+    "Print the script that runs the plan of SPEC with MaxText.\n\nIt has MaxText's keys, the flags of"
+    " the compiler and xpk's command. What MaxText has no words for is refused by its key.",
 )
 
 
