@@ -76,7 +76,7 @@ def schema_command(output: str | None, of_study: bool, key: str | None) -> None:
 
 @click.group("export")
 def export_command() -> None:
-    """Print manifests, Slurm's or MaxText's script, or write weights.
+    """Print manifests or scripts, or write weights.
 
     cluster.kubernetes of a SPEC has the image, the queue and more of its manifests.
 
@@ -111,8 +111,8 @@ _add_export("jobset", "Print a JobSet that runs SPEC without Ray.")
 _add_export("slurm", "Print an sbatch script that runs SPEC on nodes of GPUs.")
 _add_export(
     "maxtext",
-    "Print the script that runs the plan of SPEC with MaxText.\n\nIt has MaxText's keys, the flags of"
-    " the compiler and xpk's command. What MaxText has no words for is refused by its key.",
+    "Print the script that runs the plan of SPEC with MaxText.\n\nIt has MaxText's keys, the flags"
+    " of the compiler and xpk's command. What MaxText has no words for is refused by its key.",
 )
 
 
