@@ -272,8 +272,9 @@ ROWS = tuple(
         "128-experts tpu7x 1 4x4x4 1.1.128.1.1 512 4096 keep_qkv",
         "128-experts-capacity v5p 1 4x4x4 1.16.4.1.1 256 4096 full",
         "64-experts-and-2-shared v5p 1 2x2x4 1.1.8.1.2 64 4096 full",
-        # a pipeline within a slice
+        # pipelines within a slice and between two
         "llama3-8b v5p 1 2x4x4 1.8.1.2/1.2.2 64 8192 full",
+        "llama3-8b v5p 2 2x2x4 1.8.1.2/2.1.2 64 8192 full",
         # latent attention
         "DeepSeek-V2-Lite v5p 1 4x4x4 1.1.64.1.1 256 4096 full",
         *GPU_ROWS,
