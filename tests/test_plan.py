@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator import catalog
 from orchestrator.catalog.chips import table
-from orchestrator.errors import SpecError, UnknownName
+from orchestrator.errors import SpecError
 from orchestrator.planning.plan_warnings import _LARGE_BATCH, critical_batch_tokens
 from orchestrator.planning.planner import make_plan, make_plans
 from orchestrator.run.submit import _check_trainable
@@ -391,9 +391,47 @@ def test_what_can_be_planned_only_is_refused_before_a_run() -> None:
     _check_trainable(replace(plan, ledger_describes_trainer=False))
 
 
-def test_a_type_without_a_rate_is_refused() -> None:
-    """v4 has no fp8."""
-    asked = spec_of("llama3-8b", sequences=512, chip="v4", topology="4x4x4", pods=1,
-                    precision=Precision(compute="fp8"))  # fmt: skip
-    with pytest.raises(UnknownName, match="fp8"):
+@pytest.mark.parametrize(
+    ("chip", "compute", "why"),
+    [("v4", "fp8", "no rate of v4"), ("v5p", "fp8", "no faster than in bf16"),
+     ("tpu7x", "int8", "no rate of tpu7x")],
+)  # fmt: skip
+def test_a_type_that_a_chip_gains_nothing_from_is_refused(
+    chip: str, compute: Any, why: str
+) -> None:
+    """The refusal says which types the chip has, and which chips have this one."""
+    asked = spec_of("llama3-8b", sequences=512, chip=chip, topology="4x4x4", pods=1,
+                    precision=Precision(compute=compute))  # fmt: skip
+    with pytest.raises(SpecError, match=why) as refused:
         make_plan(asked)
+    way_out, others = str(refused.value).splitlines()[1:3]
+    assert way_out.endswith("--set experiment.precision.compute=bf16")
+    assert chip not in others
+    assert ("h100" if compute == "fp8" else "v5p") in others
+
+
+def test_experts_without_a_capacity_are_refused_in_fp8() -> None:
+    """The trainer cannot multiply them; another trainer may."""
+    asked = spec_of("mixtral-8x7b", sequences=512, chip="tpu7x", topology="4x4x4", pods=1,
+                    precision=Precision(compute="fp8"))  # fmt: skip
+    with pytest.raises(SpecError, match="capacity_factor"):
+        make_plan(asked)
+    other = replace(asked, run=replace(asked.run, trainer="trainers.mlp"))
+    assert make_plan(other).precision.compute == "fp8"
+
+
+def test_fp8_changes_only_the_seconds_of_the_blocks_products() -> None:
+    """Twice the rate; attention, the unembedding, links and memory are as in bf16."""
+    plans = [
+        make_plan(spec_of("llama3-8b", sequences=16, length=8192, chip="h100", topology="8", pods=1,
+                          mesh=MeshRequest(data=1, fsdp=8, sequence=1, tensor=1), remat="full",
+                          precision=Precision(compute=compute)))
+        for compute in ("bf16", "fp8")
+    ]  # fmt: skip
+    wide, narrow = ({line.name: line for line in plan.forecast.time} for plan in plans)
+    assert wide.keys() == narrow.keys()
+    assert {n for n in wide if wide[n].value != narrow[n].value} == {"matmuls", "recompute"}
+    for name in ("matmuls", "recompute"):
+        assert narrow[name].inputs["flops"] == wide[name].inputs["flops"]
+        assert wide[name].value / narrow[name].value == pytest.approx(1978.9 / 989.4)
+    assert plans[0].forecast.memory == plans[1].forecast.memory

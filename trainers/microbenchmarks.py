@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from orchestrator.network.description import Scores
 from orchestrator.planning import flops
 from orchestrator.planning.calibrated import Measurements, Operation, Timing
+from orchestrator.planning.layout import activation_type
 from orchestrator.processes import end_with_parent
 from orchestrator.values import codec
 from orchestrator.values.codec import DType, MatmulType
@@ -195,7 +196,7 @@ def _rehearsal_timings(path: str, address: str, process: str) -> Iterator[Timing
             address, plan.hosts, int(process), coordinator_bind_address=address
         )
     if process == "0":
-        yield _timed("matmul", plan.precision.compute)
+        yield _timed("matmul", activation_type(plan.precision))
     barrier("matmuls are measured")
     # Time the step at each depth.
     runs: dict[float, Callable[[], float]] = {}

@@ -4,7 +4,7 @@ trainer's own step is timed with fewer layers.
 """
 
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, get_args
 
 from orchestrator import catalog
 from orchestrator.catalog.chips import Chip, Quantity
@@ -14,13 +14,13 @@ from orchestrator.network.mesh_axes import sizes
 from orchestrator.network.rematerialization import policy
 from orchestrator.planning import flops, plan_warnings
 from orchestrator.planning.forecast import Terms, plain_line, write_forecast
-from orchestrator.planning.layout import Training
+from orchestrator.planning.layout import Training, activation_type
 from orchestrator.planning.step_work import FORWARD_AND_BACKWARD, pass_bytes, transfers
 from orchestrator.planning.time import device_peak
 from orchestrator.planning.torus import NO_LINKS
 from orchestrator.values import codec
 from orchestrator.values import plan as values
-from orchestrator.values.codec import MatmulType, Value
+from orchestrator.values.codec import DType, MatmulType, Value
 from orchestrator.values.goodput import GoodputInputs
 
 # What is timed. Each has an amount that its seconds grow with.
@@ -187,7 +187,11 @@ def _emulated_forecast(plan: values.Plan, profile: ChipProfile) -> values.Foreca
     rate, source = _timing_of(profile, "matmul", plan).per_s, _source_of(profile)
     chip = replace(
         catalog.chip_of(plan),
-        peak_flops_per_s={plan.precision.compute: Quantity(value=rate / plan.chips, source=source)},
+        # Emulated devices widen what is in fp8: one rate for all products.
+        peak_flops_per_s=dict.fromkeys(
+            (plan.precision.compute, activation_type(plan.precision)),
+            Quantity(value=rate / plan.chips, source=source),
+        ),
         hbm_usable_bytes=Quantity(value=profile.machine.memory_bytes / plan.devices, source=source),
         dollars_per_hour=None,
     )
@@ -263,11 +267,16 @@ def _chip_forecast(plan: values.Plan, profile: ChipProfile) -> values.Forecast:
 def _timing_of(profile: ChipProfile, operation: Operation, plan: values.Plan) -> Timing:
     """Return the newest timing of an operation for a plan; attention's of the nearest head."""
     dtype, head_dim = plan.precision.compute, plan.model.head_dim
+    if profile.emulated and operation == "matmul":
+        dtype = activation_type(plan.precision)
     wanted = (operation, dtype, shape_digest(plan) if operation == "step" else "")
     newest_first = reversed(profile.timings)
     same = [each for each in newest_first if (each.operation, each.dtype, each.shape) == wanted]
     if not same:
-        raise SpecError(f"the profile has no {operation} in {dtype}: orch calibrate measures it")
+        way_out = "orch calibrate measures it"
+        if dtype not in get_args(DType):
+            way_out = f"orch calibrate measures {' and '.join(get_args(DType))}; plan without it"
+        raise SpecError(f"the profile has no {operation} in {dtype}: {way_out}")
     return min(same, key=lambda timing: abs(timing.head_dim - head_dim))
 
 

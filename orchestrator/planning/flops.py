@@ -228,7 +228,7 @@ def _gpu_positions(layout: Layout, attention: Attention) -> Number:
 def lacks_gpu_kernel(layout: Layout, attention: Attention) -> Number:
     """Whether cuDNN has no kernel for it; the trainer then makes scores by blocks, on GPUs."""
     widths = {tensor.dimensions[-1].size for tensor in (attention.queries, attention.result)}
-    is_plain = layout.precision.compute == "bf16" and len(widths) == 1
+    is_plain = layout.activation_type == "bf16" and len(widths) == 1
     is_plain &= attention.scores.cap is None and attention.sinks is None
     return (layout.ways("length") > 1) | (not is_plain)
 

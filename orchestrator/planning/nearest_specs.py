@@ -14,6 +14,7 @@ from orchestrator.catalog.chips import Chip, Topology
 from orchestrator.network.mesh_axes import ICI_AXES, MODEL_OVER_DCN, SHARED_OVER_DCN, named_sizes
 from orchestrator.network.rematerialization import AUTO
 from orchestrator.planning import flops, search
+from orchestrator.planning.compute_types import multiplies_in
 from orchestrator.planning.feasibility import placements, sharing, sizes_by_name, usable_axes
 from orchestrator.planning.forecast import forecast
 from orchestrator.planning.layout import DTYPE_BYTES, moment_bytes
@@ -371,7 +372,7 @@ def _other_chips(near: _Nearby) -> Iterator[Suggestion]:
     now, experiment = _requested_slices(near), near.changed.experiment
     found: list[Suggestion] = []
     for chip in map(catalog.chip, catalog.chips()):
-        if chip.name != now.chip.name and experiment.precision.compute in chip.peak_flops_per_s:
+        if chip.name != now.chip.name and multiplies_in(chip, experiment.precision.compute):
             # Slices that are together nearest to the number of chips first, then in fewer pods.
             most = chip.multislice_chips.value if chip.multislice_chips else inf
             sizes = rentable(chip, experiment.model)

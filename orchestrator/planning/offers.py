@@ -13,6 +13,7 @@ from orchestrator.formatting import DAY_S, HOUR_S
 from orchestrator.goodput.losses import change_s, odds_below
 from orchestrator.network.mesh_axes import named_sizes
 from orchestrator.planning import flops, forecast, nearest_specs, search
+from orchestrator.planning.compute_types import check_experts, multiplies_in
 from orchestrator.planning.feasibility import batch_range, sizes_by_name
 from orchestrator.planning.many_slices import best_of_slices
 from orchestrator.planning.memory import peak_bytes
@@ -178,6 +179,7 @@ def make_offers(
         raise UnknownCost(
             f"run.trainer is {spec.run.trainer}, whose cost is unknown: offers are about llama"
         )
+    check_experts(spec.experiment.model, spec.experiment.precision.compute)
     stages = [list(_candidates(stage, wanted)) for stage in stage_specs(spec) or [spec]]
     # A run in stages takes as long as all of them, on the same slices.
     days = [sum(stage.days_at_best for stage in same) for same in zip(*stages, strict=True)]
@@ -254,8 +256,9 @@ def _candidates(spec: Spec, wanted: OfferRequest) -> Iterator[_Candidate]:
                 other = nearest_specs.changed(spec, change)
             request, experiment = search.search_request(other), other.experiment
             # Days at the peak of all chips: no plan takes less. Infinite where no peak is known.
-            days, peak = inf, chip.peak_flops_per_s.get(experiment.precision.compute)
-            if peak is not None:
+            days, compute = inf, experiment.precision.compute
+            if multiplies_in(chip, compute):
+                peak = chip.peak_flops_per_s[compute]
                 of_token = flops.model_flops_per_token(experiment.model, experiment.batch.length)
                 seconds = experiment.tokens * of_token / (topology.chips * pods * peak.value)
                 days = seconds / (other.resources.goodput or 1.0) / DAY_S

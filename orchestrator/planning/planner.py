@@ -21,6 +21,7 @@ from orchestrator.network.mesh_axes import (
 from orchestrator.network.rematerialization import AUTO
 from orchestrator.planning import flops, nearest_specs, plan_warnings, search
 from orchestrator.planning.collectives import per_layer
+from orchestrator.planning.compute_types import check_chip, check_experts
 from orchestrator.planning.forecast import add, forecast, plus, typical
 from orchestrator.planning.infeasible import Infeasible, infeasible
 from orchestrator.planning.layout import Training
@@ -46,6 +47,10 @@ def make_plans(spec: Spec, most: int) -> list[values.Plan]:
     if spec.experiment.stages:
         return [joined(spec, placed(spec, list(_stage_plans(spec))))]
     request = search.search_request(spec)
+    compute = spec.experiment.precision.compute
+    check_chip(request.chip, compute)
+    if spec.run.trainer == plan_warnings.LEDGER_TRAINER:
+        check_experts(spec.experiment.model, compute)
     result = search.search(request)
     ranked = ranked_choices(request, result.candidates, most)
     if not ranked:

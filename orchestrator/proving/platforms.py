@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator import catalog, plugins
 from orchestrator.catalog.chips import Chip, Topology
-from orchestrator.catalog.published import shared_efficiency
+from orchestrator.catalog.published import NARROW, shared_efficiency
 from orchestrator.errors import MissingExtra, ProofUnavailable
 from orchestrator.planning.planner import POOL_SHARE
 from orchestrator.planning.step_work import ICI_RATE
@@ -113,6 +113,7 @@ def rates_of(chip: Chip, topology: Topology, compute: MatmulType) -> ScheduleRat
         compute=ComputeRates(
             clock_hz=chip.clock_hz.value,
             peak_flops_per_s=peak(chip, compute).value / chip.devices,
+            wide_flops_per_s=_wide_rate(chip, compute),
             kernel_share=shared_efficiency("attention").value,
             product_share=efficiency.matmul.value if efficiency else 1.0,
             rows=few.rows if few else (1,),
@@ -127,6 +128,10 @@ def rates_of(chip: Chip, topology: Topology, compute: MatmulType) -> ScheduleRat
             hop_s=HOP_S,
         ),
     )
+
+
+def _wide_rate(chip: Chip, compute: MatmulType) -> float | None:
+    return peak(chip, "bf16").value / chip.devices if compute in NARROW else None
 
 
 def _transfer_rates(chip: Chip) -> TransferRates:
@@ -224,6 +229,7 @@ def _gpu_rates(plan: AnyPlan) -> ScheduleRates:
         compute=ComputeRates(
             clock_hz=0.0,  # the text has seconds
             peak_flops_per_s=peak(chip, plan.precision.compute).value / chip.devices,
+            wide_flops_per_s=_wide_rate(chip, plan.precision.compute),
             kernel_share=_CUDNN_SHARE,
         ),
         transfers=_transfer_rates(chip),

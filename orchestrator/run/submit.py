@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 from orchestrator import errors, tracking
 from orchestrator.errors import JournalUnwritable, NotAnswered, OrchError, RunExists, SpecError
@@ -33,7 +33,7 @@ from orchestrator.run.records import tracked_at_end
 from orchestrator.run.specs import with_proof
 from orchestrator.storage.addresses import folder, is_copy
 from orchestrator.values import codec
-from orchestrator.values.codec import DType, Value
+from orchestrator.values.codec import TRAINED, Value
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
 from orchestrator.values.run import LIVE, ReasonCode, Run, StateReason
@@ -266,10 +266,10 @@ def refuse_rehearsal_options(options: SubmitOptions, named_by: str | None) -> No
 
 def _check_trainable(plan: Plan) -> None:
     compute = plan.precision.compute
-    if plan.ledger_describes_trainer and compute not in get_args(DType):
+    if plan.ledger_describes_trainer and compute not in TRAINED:
         raise SpecError(
             f"experiment.precision.compute {compute} can be planned, not trained: trainer"
-            f" {plan.trainer} multiplies in {' or '.join(get_args(DType))}"
+            f" {plan.trainer} multiplies in {', '.join(TRAINED)}"
         )
 
 

@@ -27,8 +27,8 @@ _REASONS: dict[OfferReasonCode, str] = {
     ),
     "no_mesh": "no mesh divides what its axes split",
     "no_price": "no known price",
-    "no_rate": "no known rate in that compute type",
     "more_than_needed": "more GPUs than the date needs: fewer hold it and cost less",
+    "no_rate": "no rate in that compute type, or for fp8 none above that of bf16",
 }
 _SIZES = "slices and pods in steps of 2^n and 3 x 2^n; sizes between them can be rented as well"
 _LEAST_DAYS = 0.01

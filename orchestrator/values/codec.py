@@ -210,6 +210,7 @@ RetryCount = Annotated[int, Meta(ge=0, le=1_000_000)]
 DType = Literal["fp32", "bf16"]
 MomentType = Literal["fp32", "bf16", "int8"]
 MatmulType = Literal["fp32", "bf16", "int8", "fp8"]
+TRAINED: tuple[MatmulType, ...] = ("fp32", "bf16", "fp8")  # what trainer llama multiplies in
 Treatment = Literal["keep", "offload", "recompute"]
 StudyKind = Literal["scaling", "sweep"]
 Scaling = Literal["strong", "weak"]

@@ -164,12 +164,14 @@ class SliceTorus(Value):
 
 class ComputeRates(Value):
     """How fast a device computes. Products reach at most `product_share` of the peak, kernels
-    `kernel_share`. `clock_hz` is 0 where the compiler estimates seconds and not cycles.
+    `kernel_share`. `clock_hz` is 0 where the compiler estimates seconds and not cycles. Where the
+    peak is that of fp8, `wide_flops_per_s` is that of all whose factors are wider.
     """
 
     clock_hz: float
     peak_flops_per_s: float
     kernel_share: float
+    wide_flops_per_s: float | None = None
     product_share: float = 1.0
     rows: tuple[int, ...] = (1,)
     row_shares: tuple[float, ...] = (1.0,)

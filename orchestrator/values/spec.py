@@ -273,8 +273,8 @@ class Precision(codec.Value):
     Attributes:
         parameters: The type in which parameters are stored.
         compute: The type of matrix multiplications and activations. With int8 and fp8 the blocks'
-            matrices multiply in that type, and all else is bf16: the trainer has none of the two,
-            so it can be planned and not trained.
+            matrices multiply in that type, and all else is bf16. The trainer has no int8: it can
+            be planned and not trained.
         gradients: The type in which devices send gradients to each other.
         optimizer: The type in which the optimizer's moments are stored. int8 has an fp32 scale for
             each 256 of them: it can be planned and not trained. Adafactor's are always fp32.

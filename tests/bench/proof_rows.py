@@ -81,6 +81,7 @@ PRECISIONS = {
     "": Precision(),
     "bf16": Precision(parameters="bf16", optimizer="bf16"),
     "bf16-parameters": Precision(parameters="bf16"),
+    "fp8": Precision(compute="fp8"),
 }
 
 

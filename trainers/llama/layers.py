@@ -20,10 +20,10 @@ from orchestrator.network.description import MLP, Attention, Matmul, Norm, Score
 from orchestrator.network.mesh_axes import ways
 from orchestrator.values.model import Activation, RopeScaling
 from orchestrator.values.plan import Plan
-from trainers.llama import attention_kernels, collectives
+from trainers.llama import attention_kernels, collectives, products
 from trainers.llama.attention_kernels import Attend, Documents
 from trainers.llama.collectives import TENSOR, all_gather, line, together_in_backward
-from trainers.llama.parameters import DTYPES, Parameters, norm
+from trainers.llama.parameters import DTYPES, Parameters, compute_type, norm
 from trainers.llama.ring import all_gather_matmul, in_arrival_order, in_order, matmul_reduce_scatter
 
 _Grouped = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -52,6 +52,15 @@ class Runtime:
     def ways(self) -> int:
         return ways(self.plan.mesh, "length")
 
+    @property
+    def narrow(self) -> bool:
+        """Whether the blocks' products are in fp8; all else is in bf16."""
+        return self.plan.precision.compute == "fp8"
+
+    def matmul(self, x: jax.Array, weight: jax.Array) -> jax.Array:
+        with line("matmul"):
+            return products.matmul(x, weight, narrow=self.narrow)
+
     def gather_matrix(
         self, shard: jax.Array, dimension: int, axes: tuple[str, ...] = collectives.WEIGHTS
     ) -> jax.Array:
@@ -59,7 +68,7 @@ class Runtime:
         if self.matrices_are_whole:
             return shard
         precision = self.plan.precision
-        types = DTYPES[precision.compute], DTYPES[precision.gradients]
+        types = compute_type(precision), DTYPES[precision.gradients]
         return collectives.gather_matrix(shard, dimension, *types, axes)
 
     def gather_rows(self, shard: jax.Array, dimension: int) -> jax.Array:
@@ -94,11 +103,15 @@ class Runtime:
         matrices = [self.gather_matrix(shard, 0) for shard in together]
         if in_turn:
             y, matrices = together_in_backward(y, matrices)
-        products = [all_gather_matmul(y, matrix) for matrix in matrices]
+        made = [all_gather_matmul(y, matrix, self.narrow) for matrix in matrices]
         if without_ring:
-            return products
+            return made
         ends = np.cumsum([shard.shape[joined] for shard in shards])
-        return jnp.split(products[0], ends[:-1], axis=joined + 2)
+        return jnp.split(made[0], ends[:-1], axis=joined + 2)
+
+    def scattered_product(self, x: jax.Array, matrix: jax.Array) -> jax.Array:
+        """The sum over `tensor` of x [Y, b, t, F] times matrices [D, F], for own positions."""
+        return matmul_reduce_scatter(x, matrix, self.narrow)
 
 
 def with_biases(
@@ -138,7 +151,7 @@ def mlp(runtime: Runtime, kind: MLP, layer: Parameters, y: jax.Array) -> jax.Arr
     if jax.lax.axis_size(TENSOR) > 1:
         # Without a ring the activation is part of a product, and this would split them.
         hidden, output = together_in_backward(hidden, output)
-    [added] = with_biases([kind.output], layer, [matmul_reduce_scatter(hidden, output)])
+    [added] = with_biases([kind.output], layer, [runtime.scattered_product(hidden, output)])
     return added
 
 
@@ -173,7 +186,7 @@ def attention(runtime: Runtime, kind: Attention, layer: Parameters, y: jax.Array
     with line("attention"):
         y = runtime.kernels[kind.scores](q, k, v, sinks, runtime.documents)
     output = runtime.gather_rows(layer[kind.output.weight.name], 2)  # [D, N/Y, H]
-    y = matmul_reduce_scatter(in_arrival_order(y), output)
+    y = runtime.scattered_product(in_arrival_order(y), output)
     [added] = with_biases([kind.output], layer, [y])
     return added
 
@@ -213,8 +226,7 @@ def _from_latents(
 
     def latent(matmul: Matmul) -> jax.Array:
         matrix = runtime.gather_matrix(layer[matmul.weight.name], 0)
-        with line("matmul"):
-            return checkpoint_name(y @ matrix, LATENT)
+        return checkpoint_name(runtime.matmul(y, matrix), LATENT)
 
     def heads(source: jax.Array, *matmuls: Matmul) -> list[jax.Array]:
         """From sources [b, S/(s Y), R] of this chip's positions."""

@@ -29,6 +29,8 @@ from trainers.llama.collectives import EXPERT, TENSOR, all_gather, all_reduce, l
 from trainers.llama.layers import Runtime, activate
 from trainers.llama.parameters import Parameters, norm
 
+_Product = Callable[[jax.Array, jax.Array], jax.Array]
+
 # Which experts a token goes to, with what weights, and what keeps the experts evenly loaded
 
 
@@ -139,10 +141,10 @@ def mixture_parts(
     if kind.shared is not None:
         # The output of the experts that every token goes to, or of the MLP.
         matrices = _gathered_each(runtime.gather_matrix, kind.shared, layer)
-        product, shared_x = line("matmul")(jnp.matmul), norm(kind.shared.before, layer, x)
-        hidden = activate(kind.shared, [product(shared_x, matrix) for matrix in matrices])
+        shared_x = norm(kind.shared.before, layer, x)
+        hidden = activate(kind.shared, [runtime.matmul(shared_x, matrix) for matrix in matrices])
         down = runtime.gather_matrix(layer[kind.shared.output.weight.name], 1)
-        of_all = product(hidden, down)
+        of_all = runtime.matmul(hidden, down)
         if kind.own_norms:
             parts.append((of_all, kind.shared.after))
         else:
@@ -221,18 +223,21 @@ def _own_experts(
     """What this chip's experts make of rows [rows, D], which count by their weights [rows, 1]."""
 
     @line("matmul")
-    def product(rows: jax.Array, weight: jax.Array) -> jax.Array:
+    def product(
+        rows: jax.Array, weight: jax.Array, multiply: _Product = runtime.matmul
+    ) -> jax.Array:
         """Rows, expert after expert, times weights [E, D, F]."""
         if sizes is not None:
             return runtime.grouped(rows, weight, sizes)
         equal = rows.reshape(layer["expert_down"].shape[0], -1, rows.shape[-1])
-        return jnp.einsum("erd,edf->erf", equal, weight).reshape(-1, weight.shape[-1])
+        return multiply(equal, weight).reshape(-1, weight.shape[-1])
 
     def bias(matmul: Matmul, times: jax.Array) -> jax.Array | float:
-        """`times` [rows, 1] the bias of each row's expert, as one more product."""
+        """`times` [rows, 1] the bias of each row's expert, as one more product, never narrow."""
         if matmul.bias is None:
             return 0.0
-        return product(times, layer[matmul.bias.name][:, None].astype(times.dtype))
+        vector = layer[matmul.bias.name][:, None].astype(times.dtype)
+        return product(times, vector, jnp.matmul)
 
     matrices = _gathered_each(runtime.gather_experts, kind, layer)
     ones = jnp.ones_like(weights, rows.dtype)

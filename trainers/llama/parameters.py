@@ -11,12 +11,19 @@ from jax.sharding import PartitionSpec as P
 from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Dimension, Norm, Weight
 from orchestrator.network.mesh_axes import PADDED, padded, ways
+from orchestrator.planning.layout import activation_type
 from orchestrator.values.plan import Plan
 from orchestrator.values.program import AnyPlan
+from orchestrator.values.spec import Precision
 from trainers.llama.collectives import mesh_axes
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
 Parameters = dict[str, Any]  # as `leaves`, with arrays for leaves
+
+
+def compute_type(precision: Precision) -> Any:
+    """Return the type of activations, and of matrices until they multiply."""
+    return DTYPES[activation_type(precision)]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ behind and k ahead for k = 1, 2, ..., last the opposite chip's where Y is even. 
 one array, so that a weight's gradient is one product of whole arrays.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,65 +22,86 @@ import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from trainers.llama.collectives import TENSOR, line
+from trainers.llama.products import FORWARD, GRADIENT, factor, multiply
 
 _HOPS = 2  # in a round of the loop over hops
 
 _Pair = tuple[jax.Array, jax.Array]  # from behind, from ahead
 _Whole = tuple[jax.Array, jax.Array]  # everyone's positions, and their products
+_Types = tuple[Any, Any]  # that both factors are narrowed to; None where they stay as they are
 
 
-@jax.custom_vjp
-def all_gather_matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """Everyone's positions times a weight: x [b, t, D], weight [D, F] -> [Y, b, t, F]."""
-    return _gather_and_multiply(x, weight)[1]
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def all_gather_matmul(x: jax.Array, weight: jax.Array, narrow: bool) -> jax.Array:
+    """Everyone's positions times a weight: x [b, t, D], weight [D, F] -> [Y, b, t, F]. `narrow`:
+    it and the gradients multiply in fp8.
+    """
+    return _gathered_forward(x, weight, narrow)[0]
 
 
-@jax.custom_vjp
-def matmul_reduce_scatter(x: jax.Array, weight: jax.Array) -> jax.Array:
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def matmul_reduce_scatter(x: jax.Array, weight: jax.Array, narrow: bool) -> jax.Array:
     """The sum of all products for own positions: x [Y, b, t, F], weight [D, F] -> [b, t, D]."""
-    return _multiply_and_scatter(x, weight)
+    forward, _ = _types(narrow)
+    return _multiply_and_scatter(x, weight, (forward, forward))
 
 
-def _gathered_forward(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, Any]:
-    everyones, products = _gather_and_multiply(x, weight)
+def _types(narrow: bool) -> tuple[Any, Any]:
+    return (FORWARD, GRADIENT) if narrow else (None, None)
+
+
+def _gathered_forward(x: jax.Array, weight: jax.Array, narrow: bool) -> tuple[jax.Array, Any]:
+    forward, _ = _types(narrow)
+    everyones, products = _gather_and_multiply(x, weight, (forward, forward))
     return products, (everyones, weight)
 
 
-def _scattered_backward(saved: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    x, weight = saved
-    everyones, products = _gather_and_multiply(gradient, weight)
-    return products, _weight_gradient(everyones, x)
+def _scattered_backward(
+    narrow: bool, saved: Any, gradient: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    (x, weight), (forward, backward) = saved, _types(narrow)
+    everyones, products = _gather_and_multiply(gradient, weight, (backward, forward))
+    return products, _weight_gradient(everyones, x, (backward, forward))
 
 
-def _gathered_backward(saved: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    everyones, weight = saved
-    return _multiply_and_scatter(gradient, weight), _weight_gradient(everyones, gradient)
+def _gathered_backward(
+    narrow: bool, saved: Any, gradient: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    (everyones, weight), (forward, backward) = saved, _types(narrow)
+    scattered = _multiply_and_scatter(gradient, weight, (backward, forward))
+    return scattered, _weight_gradient(everyones, gradient, (forward, backward))
 
 
 all_gather_matmul.defvjp(_gathered_forward, _gathered_backward)
 matmul_reduce_scatter.defvjp(
-    lambda x, weight: (matmul_reduce_scatter(x, weight), (x, weight)), _scattered_backward
+    lambda x, weight, narrow: (matmul_reduce_scatter(x, weight, narrow), (x, weight)),
+    _scattered_backward,
 )
 
 
 @line("matmul")
-def _weight_gradient(stream: jax.Array, inner: jax.Array) -> jax.Array:
+def _weight_gradient(stream: jax.Array, inner: jax.Array, types: _Types) -> jax.Array:
     """The gradient of weight [D, F], rounded once, from [Y, b, t, D] and [Y, b, t, F]. Positions
     stay three dimensions, in the order in which a ring has written them, which saves copies.
     """
     if len(stream) > 1:
         stream = with_layout_constraint(stream, Layout(tuple(range(stream.ndim))))
-    return jnp.tensordot(stream, inner, ((0, 1, 2), (0, 1, 2)))
+    factors = map(factor, (stream, inner), types)
+    return multiply(*factors, ((0, 1, 2), (0, 1, 2)), inner.dtype)
 
 
 @line("activation_gather")
-def _gather_and_multiply(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _gather_and_multiply(
+    x: jax.Array, weight: jax.Array, types: _Types
+) -> tuple[jax.Array, jax.Array]:
     """Everyone's positions, and each times the weight while the next are on their way."""
-    ways = jax.lax.axis_size(TENSOR)
+    ways, dtype = jax.lax.axis_size(TENSOR), x.dtype
+    with line("matmul"):  # once, for all hops
+        matrix = factor(weight, types[1])
 
     @line("matmul")
     def product(x: jax.Array) -> jax.Array:
-        return jnp.tensordot(x, weight, 1)
+        return multiply(factor(x, types[0]), matrix, ((x.ndim - 1,), (0,)), dtype)
 
     if ways == 1:
         return x[None], product(x)[None]
@@ -113,16 +135,19 @@ def _gather_and_multiply(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, ja
 
 
 @line("activation_scatter")
-def _multiply_and_scatter(x: jax.Array, weight: jax.Array) -> jax.Array:
+def _multiply_and_scatter(x: jax.Array, weight: jax.Array, types: _Types) -> jax.Array:
     """The sum of all chips' products for this chip: the farthest are sent first. x [Y, b, t, F]"""
     # A partial sum travels while the next product is computed.
     ways = jax.lax.axis_size(TENSOR)
     hops = (ways - 1) // 2
+    with line("matmul"):
+        matrix = factor(weight, types[1])
 
     @line("matmul")
     def product(x: jax.Array) -> jax.Array:
         inner = range(1, weight.ndim)
-        return jnp.tensordot(x, weight, ([n - weight.ndim for n in inner], list(inner)))
+        axes = [x.ndim + n - weight.ndim for n in inner], list(inner)
+        return multiply(factor(x, types[0]), matrix, axes, weight.dtype)
 
     def sides(k: Any) -> _Pair:
         pair = product(jax.lax.dynamic_slice_in_dim(x, 2 * k - 1, 2))

@@ -16,6 +16,8 @@ from orchestrator.network.decoder import decoder
 from orchestrator.network.mesh_axes import ways
 from orchestrator.network.published import published_weights
 from orchestrator.planning import flops
+from orchestrator.planning.compute_types import check_experts
+from orchestrator.values.codec import TRAINED
 from orchestrator.values.plan import Plan
 from trainers.contract import Program
 from trainers.llama import attention_kernels, collectives, optimizer, parameters, pipeline
@@ -42,13 +44,14 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
     for key, value, known, join, does in (
         ("optimizer.name", plan.optimizer.name, _TRAINED, " and ", "has"),
         ("precision.optimizer", types.optimizer, tuple(DTYPES), " or ", "has moments in"),
-        ("precision.compute", types.compute, tuple(DTYPES), " or ", "multiplies in"),
+        ("precision.compute", types.compute, TRAINED, " or ", "multiplies in"),
     ):
         if value not in known:
             raise SpecError(
                 f"experiment.{key} {value} can be planned, not trained: trainer {plan.trainer}"
                 f" {does} {join.join(known)}"
             )
+    check_experts(plan.model, types.compute)
     pipeline.check(plan)
     start = partial(_start, plan)
     shapes = jax.eval_shape(start, 0)
@@ -103,7 +106,7 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
 
 
 def _runtime_of(plan: Plan, mesh: Mesh | AbstractMesh) -> Runtime:
-    compute, platform = DTYPES[plan.precision.compute], _platform(mesh)
+    compute, platform = parameters.compute_type(plan.precision), _platform(mesh)
     kernels = {
         block.attention.scores: attention_kernels.attention(
             platform, compute, plan.batch.length, ways(plan.mesh, "length"), block.attention.scores

@@ -46,6 +46,7 @@ class Work:
     times: int
     flops: float = 0.0
     fused: tuple[str, ...] = ()
+    peak: float = 0.0  # FLOPs per second of a product in its type
 
 
 @dataclass
@@ -166,26 +167,32 @@ class SchedulePass:
         counted = [flops.product_flops(at, part) for at, part in products]
         at, largest = products[counted.index(max(counted))]
         moved = tuple(sorted(opcodes & _MOVED_IN))
+        peak = self._peak(at.operand(largest, 0).arrays[0].dtype)
         if costs:
             # Kernels of products are chosen on a GPU, and none is here: the peak, or the memory.
-            seconds = max(sum(counted) / self.rates.peak_flops_per_s, 1e-6 * float(costs[0][1]))
+            seconds = max(sum(counted) / peak, 1e-6 * float(costs[0][1]))
         else:
-            rate = self._product_rate(at, largest, max(counted))
+            rate = peak * self._product_share(at, largest, max(counted))
             seconds = max(sum(counted) / rate, min(estimated_s, bytes_s))
             is_narrow = all(array.dtype != "f32" for array in at.operand(largest, 0).arrays)
             if opcodes <= NOTHING | {largest.opcode} or not is_narrow:
                 seconds = max(seconds, estimated_s)
-        self._spend("product", largest, op, seconds, sum(counted), moved)
+        self._spend("product", largest, op, seconds, sum(counted), moved, peak)
 
-    def _product_rate(self, where: Computation, product: Instruction, counted: float) -> float:
-        """Return FLOPs per second. The rows of a product are its shortest edge: its FLOPs over its
-        largest array.
+    def _peak(self, dtype: str) -> float:
+        """Return FLOPs per second of products of that type: what the compiler widened is wide."""
+        wide = self.rates.wide_flops_per_s or self.rates.peak_flops_per_s
+        return self.rates.peak_flops_per_s if dtype.startswith("f8") else wide
+
+    def _product_share(self, where: Computation, product: Instruction, counted: float) -> float:
+        """Return the share of the peak. The rows of a product are its shortest edge: its FLOPs over
+        its largest array.
         """
         operands = [where.operand(product, place) for place in range(len(product.operands))]
         largest = max(part.arrays[0].elements for part in (*operands, product))
         rows = counted / flops.MULTIPLY_AND_ADD / largest
         few = np.interp(np.log2(rows), np.log2(self.rates.rows), self.rates.row_shares)
-        return self.rates.peak_flops_per_s * self.rates.product_share * float(few)
+        return self.rates.product_share * float(few)
 
     def kernel(self, op: Instruction) -> None:
         counted = flops.kernel_flops(self.program, self.where, op)
@@ -195,7 +202,7 @@ class SchedulePass:
         # Experts' rows fill whole tiles, so that their matmuls are products like any other.
         is_grouped = flops.kernel_name(op) == GROUPED_MATMUL
         share = self.rates.product_share if is_grouped else self.rates.kernel_share
-        self._spend("kernel", op, op, counted / (self.rates.peak_flops_per_s * share), counted)
+        self._spend("kernel", op, op, counted / (self._peak("bf16") * share), counted)
 
     def _spend(
         self,
@@ -205,13 +212,14 @@ class SchedulePass:
         seconds: float,
         counted: float = 0.0,
         fused: tuple[str, ...] = (),
+        peak: float = 0.0,
     ) -> None:
         """Compute an operation; `outside` is the fusion that it runs in, or itself."""
         lines = self.origins.said_lines(op) if op is not outside else ()
         ledger = self.origins.said_ledger(op) if op is not outside else ""
         lines = lines or self.origins.lines(outside)
         ledger = ledger or self.origins.ledger(outside)
-        work = Work(kind, op, lines, ledger, seconds, self.times, counted, fused)
+        work = Work(kind, op, lines, ledger, seconds, self.times, counted, fused, peak)
         self.record.work.append(work)
         self.own.append(work)
         self._event("compute", kind, op.name, work.lines, self.now, seconds)

@@ -125,13 +125,13 @@ def _schedule(record: Record, peak_flops_per_s: float, layers: int) -> proofs.Sc
     longest = sorted(over_layers, key=lambda each: -each.seconds * each.times)[:_LOOPS]
     # Products of at least that many seconds; those first that lose most time to the peak.
     least_s = _SMALL * total
-    alike: dict[tuple[str, str, tuple[str, ...]], list[Work]] = defaultdict(list)
+    alike: dict[tuple[str, str, tuple[str, ...], float], list[Work]] = defaultdict(list)
     for work in record.work:
         if work.kind == "product":
             shape = str(work.instruction.arrays[0])
-            alike[last_line(work.lines), shape, work.fused].append(work)
+            alike[last_line(work.lines), shape, work.fused, work.peak].append(work)
     products = []
-    for (line, shape, fused), works in alike.items():
+    for (line, shape, fused, peak_of_type), works in alike.items():
         seconds = sum(work.seconds * work.times for work in works)
         multiplied = sum(work.flops * work.times for work in works)
         product = proofs.ScheduledProduct(
@@ -141,10 +141,10 @@ def _schedule(record: Record, peak_flops_per_s: float, layers: int) -> proofs.Sc
             calls_per_step=sum(work.times for work in works),
             flops=multiplied,
             seconds=seconds,
-            peak_share=multiplied / seconds / peak_flops_per_s if seconds else 0.0,
+            peak_share=multiplied / seconds / peak_of_type if seconds else 0.0,
         )
         if seconds >= least_s:
-            products.append((multiplied / peak_flops_per_s - seconds, line, product))
+            products.append((multiplied / peak_of_type - seconds, line, product))
     return proofs.Schedule(
         total_s=total,
         **sums,
