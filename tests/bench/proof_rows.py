@@ -196,6 +196,7 @@ GPU_ROWS = (
     "Mistral-7B-v0.1 h200 2 8 1.8.1.1 32 16384 full",
     "llama3-8b h100 2 8 1.4.2.1 8 32768 full",
     "llama3-8b h100 1 8 1.2.1.4 16 8192 full",
+    "llama3-8b h100 1 8 1.8.1.1 16 8192 full fp8",
     # pipelines: /stages over pods.stages in a pod.chunks
     "llama3-405b h100 128 8 1.1.1.8.8/16.1.8 256 8192 keep_qkv",
     "llama3-8b b200 1 8 1.4.1.1/1.2.2 32 8192 full",
@@ -249,6 +250,8 @@ ROWS = tuple(
         "llama2-7b v5p 1 4x4x4 1.64.1.1 1024 4096 keep_attention",
         "llama-1b v6e 1 4x4 1.16.1.1 512 2048 full",
         "tinyllama v5e 1 4x4 1.16.1.1 512 2048 full",
+        # products in fp8
+        "llama3-8b tpu7x 1 4x4x4 1.128.1.1 256 8192 full fp8",
         # weights copied to every device
         "llama-1b v6e 1 4x4 16.1.1.1 16 2048 full",
         # weights shared between pods

@@ -86,8 +86,8 @@ def _weight_gradient(stream: jax.Array, inner: jax.Array, types: _Types) -> jax.
     """
     if len(stream) > 1:
         stream = with_layout_constraint(stream, Layout(tuple(range(stream.ndim))))
-    factors = map(factor, (stream, inner), types)
-    return multiply(*factors, ((0, 1, 2), (0, 1, 2)), inner.dtype)
+    x, y = factor(stream, types[0]), factor(inner, types[1])
+    return multiply(x, y, ((0, 1, 2), (0, 1, 2)), inner.dtype)
 
 
 @line("activation_gather")
