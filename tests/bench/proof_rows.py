@@ -250,8 +250,6 @@ ROWS = tuple(
         "llama2-7b v5p 1 4x4x4 1.64.1.1 1024 4096 keep_attention",
         "llama-1b v6e 1 4x4 1.16.1.1 512 2048 full",
         "tinyllama v5e 1 4x4 1.16.1.1 512 2048 full",
-        # products in fp8
-        "llama3-8b tpu7x 1 4x4x4 1.128.1.1 256 8192 full fp8",
         # weights copied to every device
         "llama-1b v6e 1 4x4 16.1.1.1 16 2048 full",
         # weights shared between pods
