@@ -186,7 +186,7 @@ def apart(found: Any, expected: Any) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MESHES)
 def test_meshes_multiply_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers round alike wherever they are, in fp32 between products: bf16 would round more."""
+    """In fp32 between products, as bf16 would round more."""
     monkeypatch.setattr("trainers.llama.parameters.activation_type", lambda _: "fp32")
     precision = replace(FP8, gradients="fp32")
     split = plan_showing_gradients(replace(MESHES[name], precision=precision))
@@ -194,7 +194,8 @@ def test_meshes_multiply_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     plain = plan_showing_gradients(plan_of(model, precision=precision))
     found, expected = take_step(split), take_step(plain)
     assert found.metrics["loss"] == pytest.approx(expected.metrics["loss"], rel=2e-4)
-    # A sum in another order may round one number another way, and then all that follow from it.
+    # Scales of parts differ. With one scale everywhere a pipeline is off by 1e-7, and a ring still
+    # by 2 % (four chips) and 11 % (eight, with copied heads), which nobody has explained.
     assert apart(found.gradients, expected.gradients) < 0.05
 
 

@@ -1,8 +1,8 @@
 """Products in fp8, each scaled by what its factors hold now: e4m3 in the forward pass, and e5m2 for
 the gradients that come back. They add up in fp32, and what comes out is rounded once.
 
-A scale is a power of two. So it rounds nothing itself, and numbers round alike however the chips of
-a mesh split a tensor: only the smallest, below 2^-14 of a tensor's largest, depend on it.
+A scale is a power of two, so it rounds nothing itself. It is of the part of a tensor that a chip
+has: on another mesh small numbers round another way, and gradients differ with them.
 """
 
 from collections.abc import Sequence
