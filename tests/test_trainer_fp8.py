@@ -186,17 +186,25 @@ def apart(found: Any, expected: Any) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MESHES)
 def test_meshes_multiply_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In fp32 between products, as bf16 would round more."""
+    """Gradients of a mesh are as near to those in fp32 as gradients of one device are.
+
+    They are not the same: a number near the middle of two fp8 values may go either way, and what
+    it moves makes more of them do so. What two meshes differ by is rounding, without a bias.
+    """
     monkeypatch.setattr("trainers.llama.parameters.activation_type", lambda _: "fp32")
     precision = replace(FP8, gradients="fp32")
     split = plan_showing_gradients(replace(MESHES[name], precision=precision))
     model = Model(**{field.name: getattr(split.model, field.name) for field in fields(Model)})
-    plain = plan_showing_gradients(plan_of(model, precision=precision))
-    found, expected = take_step(split), take_step(plain)
+
+    def alone(compute: Any) -> Any:
+        plan = plan_of(model, precision=replace(precision, compute=compute))
+        return take_step(plan_showing_gradients(plan))
+
+    found, expected, exact = take_step(split), alone("fp8"), alone("fp32")
     assert found.metrics["loss"] == pytest.approx(expected.metrics["loss"], rel=2e-4)
-    # Scales of parts differ. With one scale everywhere a pipeline is off by 1e-7, and a ring still
-    # by 2 % (four chips) and 11 % (eight, with copied heads), which nobody has explained.
-    assert apart(found.gradients, expected.gradients) < 0.05
+    rounding = apart(expected.gradients, exact.gradients)
+    assert apart(found.gradients, exact.gradients) == pytest.approx(rounding, rel=0.2)
+    assert apart(found.gradients, expected.gradients) < 1.5 * rounding
 
 
 @pytest.mark.slow

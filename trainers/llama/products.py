@@ -1,8 +1,9 @@
 """Products in fp8, each scaled by what its factors hold now: e4m3 in the forward pass, and e5m2 for
 the gradients that come back. They add up in fp32, and what comes out is rounded once.
 
-A scale is a power of two, so it rounds nothing itself. It is of the part of a tensor that a chip
-has: on another mesh small numbers round another way, and gradients differ with them.
+A scale is a power of two, so it rounds nothing itself, and each chip scales the part of a tensor
+that it has. A number near the middle of two fp8 values may round either way on another mesh, and
+what it moves makes others do so: gradients of two meshes differ by less than their own rounding.
 """
 
 from collections.abc import Sequence
