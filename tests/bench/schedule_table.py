@@ -93,7 +93,7 @@ Errors of the first programs, as prices changed on 27 November 2026:
 - Its estimates of large products reach 92 to 97 % of the peak on every chip. Published runs reach
   69 to 72 % on v6e and tpu7x, and 86 to 88 % on v5e and v5p.
 - The backward kernel of tokamax had no formula, and the forward one a wrong count.
-- Two transfers on the same links took turns: a small sum waited for the whole ring next to it, 0.4 s
+- Two transfers on the same links took turns: a small sum waited for the whole ring beside it, 0.4 s
   of `mx_v5e_128b_full`. Links carry packets of both.
 - Other prices of transfers stay: programs with synchronous gathers and sums over one, two and three
   torus axes, on sparse cores and in rings agree with their runs. Schedules with `tensor` are 4 to
