@@ -97,7 +97,7 @@ def test_all_gather_matmul_is_gather_then_matmul(ways: int) -> None:
     """The ring gives the plain form's values and gradients, for odd and even numbers of chips."""
 
     def by_ring(x: jax.Array, weight: jax.Array, dy: jax.Array) -> Tree:
-        y, back = jax.vjp(lambda *a: ring.in_order(ring.all_gather_matmul(*a)), x, weight)
+        y, back = jax.vjp(lambda *a: ring.in_order(ring.all_gather_matmul(*a, False)), x, weight)
         return y, *back(dy)
 
     def plainly(x: jax.Array, weight: jax.Array, dy: jax.Array) -> Tree:
@@ -113,7 +113,7 @@ def test_scattered_matmul_is_matmul_then_scatter(ways: int) -> None:
 
     def by_ring(x: jax.Array, weight: jax.Array, dy: jax.Array) -> Tree:
         y, back = jax.vjp(
-            lambda x, w: ring.matmul_reduce_scatter(ring.in_arrival_order(x), w), x, weight
+            lambda x, w: ring.matmul_reduce_scatter(ring.in_arrival_order(x), w, False), x, weight
         )
         return y, *back(dy)
 
