@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, groupby, islice
-from math import inf, log, log2, prod
+from math import ceil, inf, log, log2, prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -165,7 +165,7 @@ _CHIPS = 3  # other chips that are suggested, the cheapest first
 _ANY_REPLICAS = 2**62
 _NEAR = 0.05  # how far the fastest suggested batch may be from the requested one
 _MESHES = 2  # most meshes that are suggested in place of a requested one
-_MANY_SEQUENCES = 1024  # a batch that most slices divide
+_MANY_SEQUENCES = 1024  # at least, in a batch that most slices divide
 _DOUBLINGS = 2  # how often the batch is halved and doubled
 _NEXT = 4  # batches that are tried on either side
 _MORE_PODS = (2, 4, 8)  # times as many slices may share weights
@@ -178,13 +178,14 @@ def nearest_specs(spec: Spec, *, lacks_memory: bool) -> tuple[Suggestion, ...]:
     sequences, pods = experiment.batch.sequences, spec.resources.pods.max
     # The nearest batch that is a power of two on each pod, which most meshes divide.
     even = int(pods * 2 ** round(log2(max(sequences / pods, 1))))
+    many = pods * max(2 ** ceil(log2(_MANY_SEQUENCES / pods)), 1)
     # Further changes where one is not enough, step by step.
     steps: list[tuple[str, int | str, bool]] = [
         (MESH, AUTO, spec.resources.mesh != MeshRequest()),
         (MICROBATCHES, AUTO, experiment.batch.microbatches is not None),
         (REMAT, AUTO, lacks_memory and experiment.remat != AUTO),
         (SEQUENCES, even, even != sequences),
-        (SEQUENCES, _MANY_SEQUENCES, sequences < _MANY_SEQUENCES),
+        (SEQUENCES, many, sequences < many),
         (MOMENTS, "bf16", experiment.precision.optimizer != "bf16"),
         (PARAMETERS, "bf16", experiment.precision.parameters != "bf16"),
     ]
@@ -199,13 +200,16 @@ def nearest_specs(spec: Spec, *, lacks_memory: bool) -> tuple[Suggestion, ...]:
         found = [*near.planned([{}] if base else []), *chain.from_iterable(k(near) for k in _KINDS)]
         left -= left // 2 - max(budget.left, 0)
         if found:
-            return _worthwhile({each.overrides: each for each in found}.values())
+            asked = search.search_request(spec)
+            own = asked.chip.name, asked.topology.chips * asked.pods
+            return _worthwhile({each.overrides: each for each in found}.values(), own)
     return ()
 
 
-def _worthwhile(found: Collection[Suggestion]) -> tuple[Suggestion, ...]:
+def _worthwhile(found: Collection[Suggestion], asked: tuple[str, int]) -> tuple[Suggestion, ...]:
     """Return the suggestions that cost at most three times the cheapest, and that no other on the
-    same chips undercuts in days and dollars with a batch as near to the requested one.
+    same chips undercuts in days and dollars with a batch as near to the requested one. One on the
+    chips that were asked for, a kind and their number, stays whatever others cost.
     """
 
     def figures(each: Suggestion) -> tuple[float, float, float]:
@@ -221,11 +225,15 @@ def _worthwhile(found: Collection[Suggestion]) -> tuple[Suggestion, ...]:
         )
 
     cheapest = min((each.dollars.likeliest for each in found if each.dollars), default=inf)
-    return tuple(
+    kept = [
         each
         for each in found
         if figures(each)[1] <= _MOST_TIMES_CHEAPEST * cheapest and not is_undercut(each)
-    )
+    ]
+    own = [each for each in found if (each.chip, each.chips) == asked]
+    if own and not any(each in kept for each in own):
+        kept.insert(0, min(own, key=lambda each: figures(each)[1:]))
+    return tuple(kept)
 
 
 def _other_meshes(near: _Nearby) -> Iterator[Suggestion]:
@@ -262,9 +270,10 @@ def _searched_instead(near: _Nearby) -> Iterator[Suggestion]:
     """
     resources = near.changed.resources
     pods = resources.pods.max
+    usable = [f"{axis}_dcn" for axis in usable_axes(near.changed.experiment.model)]
     for axis in MODEL_OVER_DCN:
         requested = getattr(resources.mesh, axis) or 1
-        if near.lacks_memory and axis in SHARED_OVER_DCN:
+        if near.lacks_memory and axis in SHARED_OVER_DCN and axis in usable:
             among = [{f"{MESH}.{axis}": ways} for ways in divisors(pods) if ways > requested]
             more = [{PODS: n * pods, f"{MESH}.{axis}": n * pods} for n in _MORE_PODS]
             yield from near.planned([*among, *more])
