@@ -142,7 +142,7 @@ class OwnTimes(AbstractContextManager["OwnTimes"]):
 
 
 def _times(rows: list[tuple[str, bytes]], gather: int) -> HostTimes | None:
-    """What all processes have told in this gather or a later one; None until all have."""
+    """The times that all processes told in this gather or a later one; None until all have."""
     known = {int(key.rpartition("/")[2]): _TIMES.unpack(row) for key, row in rows}
     if len(known) < jax.process_count() or min(row[0] for row in known.values()) < gather:
         return None

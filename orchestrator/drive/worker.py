@@ -222,7 +222,7 @@ def _printed(
     return emit_and_print
 
 
-# Of so many hosts the steps keep all that is gathered; of more, as much per step.
+# With up to so many hosts the steps keep all that is gathered; with more, as much per step.
 _KEPT_HOSTS = 16
 
 

@@ -111,7 +111,7 @@ def kept_profile(journal: Journal, run: Run, steps: StepTable) -> Profile | None
 
 
 def traced_plan(journal: Journal, run: Run, digest: str) -> Plan | None:
-    """Return the plan or stage of the run with that digest; None where the run has none."""
+    """Return the plan or stage of the run with that digest, if the run has one."""
     for used in dict.fromkeys([run.plan_digest, *(each.plan_digest for each in run.attempts)]):
         plan = journal.plan(used)
         for stage in (plan, *plan.stages):
@@ -128,7 +128,7 @@ def make_profile(
     steps: StepTable | None = None,
     problems: Iterable[str] = (),
 ) -> Profile:
-    """Lay the traces of some ranks, of one range of steps, beside what the plan predicts."""
+    """Lay the traces of some ranks, of one range of steps, next to the predictions of the plan."""
     note = ranks[0].note
     if (plan := traced_plan(journal, run, note.plan_digest)) is None:
         raise JournalUnreadable(folder, "its traces are of a plan that is not of this run")

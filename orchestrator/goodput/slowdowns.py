@@ -223,7 +223,7 @@ class SlowdownWatch:
         for part in lasting if len(self._scores) == _GATHERS else ():
             gathers = np.array([seen[part] for seen in self._scores])
             for rank in np.flatnonzero(gathers.min(axis=0) > self._limits.hosts[part]).tolist():
-                # Shares of a step are of the newest one: those before may have been much shorter.
+                # Shares count the newest step: those before may have been much shorter.
                 known = gathers[-1:, rank] if part in ("host", "input") else gathers[:, rank]
                 slow[rank] = part, float(np.median(known))
         named = {each.rank: each for each in self._open.values() if each.rank is not None}

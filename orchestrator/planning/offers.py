@@ -353,7 +353,7 @@ def _stage_offer(
     reason: OfferReason | None,
     wanted: OfferRequest,
 ) -> _StageOffer:
-    """Return the offer with the figures of its plan, or why it has none."""
+    """Return the offer with the figures of its plan, or why it has no plan."""
     request, spec = candidate.request, candidate.spec
     price = wanted.dollars_per_chip_hour.get(request.chip.name)
     chips = request.topology.chips * request.pods

@@ -29,7 +29,7 @@ _DONE = "-done"  # in the names of waits
 _MODULE = re.compile(r"HloModule ([\w.\-]+)")
 _FIELD = {"product": "products_s", "kernel": "kernels_s", "copy": "copies_s", "other": "other_s",
           "sent": "exposed_s"}  # fmt: skip
-# What the categories of a trace's own operations are; a GPU's are the names of kernels.
+# Kinds of a trace's own categories of operations; a GPU's are the names of kernels.
 _CATEGORIES: tuple[tuple[str, Kind | str], ...] = (
     (r"^(while|call|conditional)$", "container"),
     (r"all-|reduce-scatter|collective|nccl|send|recv|-(start|done)|memcpy", "sent"),

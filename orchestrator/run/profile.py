@@ -154,7 +154,7 @@ def _is_taken(journal: Journal, number: int, stage: Callable[[str], None]) -> bo
 
 
 def _nothing(run: Run, storage: Path, problems: Iterable[str]) -> NoTrace:
-    """Return why there is no profile, and what leads to one."""
+    """Return why a run lacks a profile, and what leads to one."""
     told = "; ".join(problems)
     if told:
         why = f"no trace of run {run.run} can be read: {told}"

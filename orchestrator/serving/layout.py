@@ -206,7 +206,7 @@ class Serving(Layout):
 
     def attention_flops(self, work: Pass) -> Number:
         """Scores and values. Latents are multiplied as they lie in the cache where a token sees
-        positions of the cache alone, as keys and values of every head otherwise.
+        only positions of the cache, as keys and values of every head otherwise.
         """
         own_tokens = work.tokens / self.requests_split
         in_cache = work.tokens <= work.sequences

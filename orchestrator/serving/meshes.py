@@ -34,7 +34,7 @@ def layouts(
     chip: Chip, topology: Topology, model: Model, weights: StoredType, kv_cache: StoredType,
     mesh: ServingMesh,
 ) -> Serving | None:  # fmt: skip
-    """Return all ways to serve on a slice as one layout of columns; None where there are none."""
+    """Return all ways to serve on a slice as one layout of columns, if there are any."""
     torus = make_torus(chip, topology)
     axes = [axis for name, axis in AXES.items() if model.moe or name != "attention"]
     rows = [factor_rows(axis.length, axes) for axis in torus.axes]
@@ -50,7 +50,7 @@ def layouts(
     factors, sizes = factors[kept], sizes[kept]
     if not len(factors):
         return None
-    # Of the placements of a mesh the one whose `tensor` and copies have the fastest links.
+    # The placement of each mesh whose `tensor` and copies have the fastest links.
     links = find_links(torus, factors)
     order = np.lexsort((-links.rates["replicas"], -links.rates["tensor"], *sizes.T))
     _, first = np.unique(sizes[order], axis=0, return_index=True)

@@ -256,7 +256,7 @@ def _forecast(
     copies = replicas * step.as_int(layout.mesh["data"])
     rate = _rate(copies * batch / bound_s, replicas * point["output_tokens_per_s"], engine.spread)
     if serve.requests_per_s is not None:
-        # What arrives is answered, unless the engine is slower than expected by too much.
+        # All requests are answered, unless the engine is slower than expected by too much.
         asked, most = serve.requests_per_s * mix.output, _most_rate(found, place, replicas)
         low = min(asked, most * exp(-engine.spread))
         rate = ServingEstimate(lower=asked, expected=asked, low=low, high=asked)

@@ -138,7 +138,7 @@ def mix_work(layout: Serving, batch: Number, mix: Mix) -> tuple[PassWork, PassWo
 
 def rates(decoded: PassWork, chunked: PassWork, chunks: Number, engine: EngineConstants) -> Rates:
     """Return what a mix needs with an engine. A chunk joins a step that reads the weights in any
-    case, so it adds products and sums alone.
+    case, so it adds only products and sums.
     """
     joined = chunked._replace(
         layers=0, mixture_layers=0, weights=0.0, expert_weights=0.0, cache=0.0

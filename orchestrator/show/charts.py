@@ -121,7 +121,7 @@ def goodput(spent: Goodput) -> draw.BarChart:
     return draw.BarChart(bars=[bar], show=fmt.elapsed_or_ms, named=3)
 
 
-# What the time of an attempt goes into, with a color each; the rest has that of lost time.
+# Parts of an attempt's time, with a color each; the rest has that of lost time.
 _SPANS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("starting processes", "ici", ("tpu_initialization",)),
     ("compiling", "matmul", ("program_startup",)),
@@ -230,7 +230,7 @@ def learning_rate_over_steps(steps: StepTable) -> draw.Plot:
 
 
 def speed_over_steps(plan: Plan, report: Report, steps: StepTable) -> draw.Plot | None:
-    """Return MFU with its prediction; None where MFU is not known, or has none."""
+    """Return MFU with its prediction; None where either is unknown."""
     warm = steps.rows(steps.warm)
     if not (report.measured and report.measured.mfu and report.ratios):
         return None

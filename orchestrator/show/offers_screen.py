@@ -61,7 +61,7 @@ def offers_screen(
     ]
     if detail == "brief":
         return ui.screen(*top, ui.next_step(next_command))
-    # Of each chip the best offer, or why it has none.
+    # The best offer of each chip, or why it has no plan.
     best: list[ui.Part] = []
     if len(found.request.chips) > 1 and planned:
         of_chips, without = side_by_side(found)
@@ -195,7 +195,7 @@ def _cells(estimate: Estimate | None, show: ui.Show, unknown: str = "-") -> ui.R
 
 
 def side_by_side(found: Offers) -> tuple[list[ui.Row], list[tuple[str, str]]]:
-    """Return a row for each chip with a plan, and why the others have none."""
+    """Return a row for each chip with a plan, and the reasons of the others."""
     rows, without = list[ui.Row](), []
     for offer in found.best_of_chips:
         if offer.days is None:

@@ -121,7 +121,7 @@ class WatchedPage:
             return msgspec.json.encode(answer | {"runs": len(self._runs)}).decode()
 
     def report(self, number: int) -> str | None:
-        """Return the whole report of a run; None where there is no such run, or none any more."""
+        """Return the whole report of a run; None where the run is unknown or removed."""
         journals = self._watch.journals()
         if not 0 <= number < len(journals):
             return None

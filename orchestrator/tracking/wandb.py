@@ -44,7 +44,7 @@ class WandbTracker:
     def sync(
         self, journal: Journal, run: Run, destination: Destination, on_steps: Callable[[int], None]
     ) -> None:
-        """Log the steps that are missing. W&B knows a row by run and step: once more is no harm."""
+        """Log the steps that are missing. W&B knows rows by run and step: repeats are harmless."""
         try:
             opened = self._open.get(run.id) or _OpenRun(journal, run, destination)
             self._open[run.id] = opened

@@ -51,7 +51,7 @@ class Turn(NamedTuple):
 
 
 class Turns(NamedTuple):
-    """What stages run in each tick. Arrays [ticks] have the microbatches whose words are looked up
+    """Work of stages in each tick. Arrays [ticks] have the microbatches whose words are looked up
     for the next tick, whose loss is made, and whose words got their gradient the tick before; -1
     where there is none.
     """

@@ -90,7 +90,7 @@ class ServingErrors(Value):
 
 
 class ServingScore(Value):
-    """Forecasts of serving against published runs. `rooms` are of the project's own file."""
+    """Forecasts of serving against published runs. `rooms` come from the project's own file."""
 
     learned_on: str
     rows: tuple[ServingRow, ...]
@@ -257,7 +257,7 @@ def _errors_of(
 
 
 def _of_rooms() -> ServingErrors:
-    """Return the errors of room for the cache; the baseline is what weights alone leave."""
+    """Return the errors of room for the cache; the baseline is what the weights leave."""
     errors, simple = zip(
         *((row.room_error, row.baseline_room_error) for row in rooms()), strict=True
     )

@@ -54,7 +54,7 @@ class Figures(NamedTuple):
 
 
 def figures_of(runs: Sequence[ServingRun]) -> Figures:
-    """Return the figures that teach constants: of runs with slices for prompts TPOT alone."""
+    """Return the figures that teach constants: of runs with slices for prompts only TPOT."""
     entries: list[tuple[Any, ...]] = []
     for run in (run for run in runs if run.tpot_limit_s is None):
         *works, chunks = mix_of(run, run.batch)

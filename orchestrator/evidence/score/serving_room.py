@@ -38,7 +38,7 @@ def rooms() -> tuple[ServingRoom, ...]:
         allowed = needed(row, "memory_share") * needed(row, "device_gib") * GIB
         step = layout.activation_bytes(needed(row, "step_tokens"), needed(row, "most_requests"))
         left = allowed - as_float(layout.weights_bytes)
-        # SGLang's share is of weights and cache alone.
+        # SGLang's share counts weights and cache only.
         expected = left if engine == "sglang" else left - as_float(step)
         found.append(
             ServingRoom(

@@ -252,7 +252,7 @@ def _disaggregated_of(name: str, row: Row) -> ServingRun:
         )
         attention = attention if model.moe else 1
         tensor = max(min(tensor, devices // attention), 1)
-        # One way of experts next to parts of the requests is none stated.
+        # One way of experts next to parts of the requests counts as not stated.
         ways = None if attention > 1 and experts == 1 else min(experts, attention * tensor)
         sizes = attention, tensor, ways if model.moe else 1
         try:

@@ -1,4 +1,4 @@
-"""What an engine is expected to do in a published run, and what the peaks of its chips allow."""
+"""Expected figures of an engine in a published run, and those that the peaks of its chips allow."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product, starmap
