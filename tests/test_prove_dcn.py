@@ -290,3 +290,14 @@ def test_an_activation_is_no_weight_where_pods_share_weights() -> None:
     activation = gathering(WEIGHTS, is_stored=False)
     codes = fault_codes(sending(GRADIENTS), activation, planned=plan(*SHARED))
     assert codes == [("not_planned", "gather")]
+
+
+def test_stages_in_several_slices_exchange_activations() -> None:
+    """Programs for TPUs name no line of what they send; those for GPUs do."""
+    sent = DcnSend(
+        name="ppermute", kind="collective-permute", dtype="bf16", payload_bytes=1.0,
+        padding_bytes=0.0, calls=1.0, places=(), in_backward=False, is_stored=False,
+        axes=("pipeline_dcn",),
+    )  # fmt: skip
+    [stages, pods] = _crossings([sent, replace(sent, axes=("pods",))])
+    assert (stages.carries, pods.carries) == ("activations", "other")

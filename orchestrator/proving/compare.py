@@ -36,12 +36,16 @@ _LINES: dict[Payload, tuple[LineKind, ...]] = {
 }  # fmt: skip
 
 
+_STAGES = ("pipeline_dcn",)  # the axis of stages in several slices
+
+
 def _crossings(sends: Iterable[programs.DcnSend]) -> tuple[proofs.DcnCrossing, ...]:
     """Everything that is sent to other pods, the most bytes first."""
     crossed = []
     for send in sorted(sends, key=lambda send: (-send.payload_bytes, send.name)):
         carries: Payload = "other"
-        if send.line in _LINES["activations"]:
+        # Programs for TPUs name no line of a send: stages exchange little else than activations.
+        if send.line in _LINES["activations"] or (send.axes == _STAGES and not send.line):
             carries = "activations"
         elif send.kind in _SUMS and send.in_backward:
             carries = "gradients"
