@@ -8,6 +8,7 @@ from typing import Literal
 
 from orchestrator.catalog.published import schedule_score
 from orchestrator.formatting import GIB
+from orchestrator.network.mesh_axes import PIPELINE, between_slices
 from orchestrator.network.rematerialization import Treatments, policy
 from orchestrator.planning.layout import DTYPE_BYTES, moment_bytes
 from orchestrator.proving import compiled as programs
@@ -36,7 +37,7 @@ _LINES: dict[Payload, tuple[LineKind, ...]] = {
 }  # fmt: skip
 
 
-_STAGES = ("pipeline_dcn",)  # the axis of stages in several slices
+_STAGES = between_slices(PIPELINE)
 
 
 def _crossings(sends: Iterable[programs.DcnSend]) -> tuple[proofs.DcnCrossing, ...]:

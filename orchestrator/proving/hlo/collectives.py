@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.network.mesh_axes import SHARED_OVER_DCN
+from orchestrator.network.mesh_axes import PIPELINE, SHARED_OVER_DCN, in_slice
 from orchestrator.proving.compiled import CompiledCollective, DcnSend
 from orchestrator.proving.hlo.dataflow import RENDEZVOUS, Dataflow, HloValue, Visit
 from orchestrator.proving.hlo.origins import named_line
@@ -132,7 +132,7 @@ def _iota(sizes: tuple[int, ...], order: str | None) -> NDArray[np.int64]:
 GATHER, SCATTER, _REDUCE = "all-gather", "reduce-scatter", "all-reduce"
 PERMUTE, _ALL_TO_ALL = "collective-permute", "all-to-all"
 KINDS = {GATHER, SCATTER, _REDUCE, PERMUTE, _ALL_TO_ALL}
-_PIPELINE = "pipeline"  # the axis of stages in a slice
+(_PIPELINE,) = in_slice(PIPELINE)
 _STAGES = "stage_exchange"  # what the trainer calls transfers between stages
 _PART = re.compile(r'"async_collective_fusion_config":\{"flag_start":"(-?\d+)"')
 _FIRST_PART = "-1"
@@ -189,8 +189,9 @@ def logical_payloads(
         elif logical == SCATTER and is_padded_part:
             unpadded = 0.0
         axes, dtype = mesh.axes_of(group), DTYPES.get(array.dtype, array.dtype)
-        slices = len({mesh.place(partition) // mesh.domain for partition in group})
-        near = ways // slices if any(axis in mesh.between for axis in axes) else ways
+        near = ways
+        if any(axis in mesh.between for axis in axes):
+            near //= len({mesh.place(partition) // mesh.domain for partition in group})
         for joined, crosses in _written_apart(mesh, axes, logical):
             if crosses:
                 # Reductions and permutes send all between slices, others what a device has there.
