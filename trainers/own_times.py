@@ -45,7 +45,7 @@ class OwnTimes(AbstractContextManager["OwnTimes"]):
         self._working: jax.Array | None = None  # the timed work, on the devices
         # Emulated devices do the work during the next step, on cores that all processes share.
         self._times_devices = jax.local_devices()[0].platform != "cpu"
-        # What an earlier stage has told counts no more.
+        # Times of an earlier stage no longer count.
         self._to_tell: bytes | None = _TIMES.pack(-1, 0, 0, 0, 0)
         self._wanted: int | None = None  # the gather that the first process asks for
         self._told: HostTimes | None = None
