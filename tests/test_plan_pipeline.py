@@ -231,6 +231,17 @@ def test_jobs_of_the_herd_fit(name: str) -> None:
     assert (plan.pipeline.stages, plan.mesh["tensor"]) == (16, 8)
 
 
+def test_the_herd_is_expected_to_run_as_it_did() -> None:
+    """No constant learns from its runs: 430 and 400 TFLOP/s, with attention under the mask."""
+    rates = {}
+    for name, measured in (("8k", 430e12), ("16k", 400e12)):
+        plan = orch.plan(f"specs/llama3_405b_herd_{name}.yaml")
+        step_s, devices = plan.forecast.step_s.expected, plan.devices
+        rates[name] = plan.forecast.model_flops_per_step / step_s / devices
+        assert rates[name] == pytest.approx(measured, rel=0.05)
+    assert rates["16k"] / rates["8k"] == pytest.approx(400 / 430, abs=0.015)
+
+
 def test_the_bubble_has_no_place_below_the_roofs(plan: Plan) -> None:
     """It is time of the matrix units without FLOPs: the chart leaves it out of a step's work."""
     work = sum(line.inputs["flops"] for line in plan.forecast.time if "flops" in line.inputs)

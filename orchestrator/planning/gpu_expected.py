@@ -85,7 +85,7 @@ def gpu_work(layout: Training, lines: list[LedgerLine]) -> GpuWork:
         rows_s=row_bytes(layout) / hbm,
         biases_s=bias_bytes(layout) / hbm,
         tensor_s=total(("activation_gather", "activation_scatter")),
-        waits=layout.network.layers * layers * (layout.ways("heads") > 1),
+        waits=0.0,
         sequence_s=total(("kv_gather", "kv_scatter")),
         tokens_s=total(EXPERT_EXCHANGES, crossing=False),
         tokens_out_s=total(EXPERT_EXCHANGES, crossing=True),
@@ -93,7 +93,7 @@ def gpu_work(layout: Training, lines: list[LedgerLine]) -> GpuWork:
         weights_s=total(WEIGHT_EXCHANGES),
         layers=layout.network.layers * layers,
         mixtures=layout.network.mixture_layers * layers,
-        in_pieces=0.0,
+        in_pieces=1.0,  # the trainer's rings: a hop runs beside the product of what came before
         in_node=float(waits_for_host(layout.chip)),
         behind=np.where(layout.chunks > 1, 1.0, 0.0),
         overlapped=hidden,
