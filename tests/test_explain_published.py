@@ -81,6 +81,30 @@ HIDDEN = [
     ("405b-eight-pods", "28", "from", "28.5"),
     ("405b-eight-pods", "28", "exact", "32.1"),
     ("405b-h100", "0.41", "15.6T tokens at this rate, by 6 P", "67.1"),
+    ("405b-h100", "0.43", "a step with causal attention", "12.02"),
+    ("405b-h100", "0.43", "a step with attention to all keys", "12.50"),
+    (
+        "405b-h100",
+        "0.43",
+        "the bubble of 16 stages, with 8 chunks each and 32 microbatches",
+        "0.059",
+    ),
+    ("405b-h100", "0.41", "a step with causal attention", "6.46"),
+    ("405b-h100", "0.41", "a step with attention to all keys", "6.72"),
+    (
+        "405b-h100",
+        "0.41",
+        "the bubble of 16 stages, with 8 chunks each and 16 microbatches",
+        "0.117",
+    ),
+    (
+        "405b-h100",
+        "0.41",
+        "the speed of row 1 that the bubbles alone leave; 0.93 measured",
+        "0.948",
+    ),
+    ("405b-h100", "0.38", "a step with causal attention", "10.90"),
+    ("405b-h100", "0.38", "a step with attention to all keys", "15.28"),
 ]
 
 
