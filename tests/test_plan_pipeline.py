@@ -236,8 +236,9 @@ def test_the_herd_is_expected_to_run_as_it_did() -> None:
     rates = {}
     for name, measured in (("8k", 430e12), ("16k", 400e12)):
         plan = orch.plan(f"specs/llama3_405b_herd_{name}.yaml")
-        step_s, devices = plan.forecast.step_s.expected, plan.devices
-        rates[name] = plan.forecast.model_flops_per_step / step_s / devices
+        expected_s = plan.forecast.step_s.expected
+        assert expected_s is not None
+        rates[name] = plan.forecast.model_flops_per_step / expected_s / plan.devices
         assert rates[name] == pytest.approx(measured, rel=0.05)
     assert rates["16k"] / rates["8k"] == pytest.approx(400 / 430, abs=0.015)
 
