@@ -82,13 +82,16 @@ def test_every_operation_is_timed_on_a_real_device(operation: Operation) -> None
     assert timing.per_s == amounts[-1] / seconds[-1]
 
 
-@pytest.mark.parametrize("hosts", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize(
+    ("trainer", "hosts"), [pytest.param("llama", 1, marks=pytest.mark.slow), ("tests.toy", 2)]
+)
 def test_the_trainers_step_is_timed_in_the_processes_of_the_plan(
-    hosts: int, monkeypatch: pytest.MonkeyPatch
+    trainer: str, hosts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With one layer and with three quarters of them, on as many emulated devices."""
     compile_quickly(monkeypatch)
-    plan = plan_of(replace(PLAN.model, layers=6), pods=2, tensor=2, hosts=hosts)
+    model = replace(PLAN.model, layers=6)
+    plan = plan_of(model, pods=2, tensor=2, hosts=hosts, trainer=trainer)
     matmul, step = calibrate._measure(plan).timings
     assert (matmul.operation, step.operation) == ("matmul", "step")
     assert [layers for layers, _ in step.points] == [1, 4]
@@ -107,7 +110,7 @@ def compile_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_failed_measurement_is_one_message() -> None:
     """It has the end of what the process printed."""
-    plan = replace(PLAN, trainer="trainers.mesh")
+    plan = replace(PLAN, trainer="trainers.mesh", hosts=1)
     with pytest.raises(MeasurementFailed, match=r"cannot be measured:(.|\n)*no function program"):
         calibrate._measure(plan)
 

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from orchestrator.values.model import MixtureOfExperts
 from tests.test_trainer_numbers import ALONE, MIXTURES, check_against_reference, named
-from tests.trainer_plans import TINY, but_slow, few, plan_of
+from tests.trainer_plans import TINY, but_slow, plan_of
 from tests.trainer_steps import random_parameters, take_step
 from trainers import llama
 from trainers.llama.collectives import MESH
@@ -22,7 +22,10 @@ from trainers.mesh import abstract_mesh_of
 MOE = MixtureOfExperts(experts=8, top_k=2, d_ff=24, balance_loss=0.1, z_loss=0.01)
 # Of each kind of router, of rows and of layers, on a mesh that splits what it can.
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "dropless": ({"shared_experts": 1}, {"fsdp": 2, "sequence": 2, "tensor": 2}),
+    "dropless": (
+        {"shared_experts": 1, "normalized": False},
+        {"fsdp": 2, "sequence": 2, "tensor": 2, "remat": "offload_input"},
+    ),
     "capacity": (
         {"capacity_factor": 1.0, "dense_layers": 1},
         {"pods": 2, "fsdp": 2, "tensor": 2, "microbatches": 2},
@@ -62,8 +65,8 @@ def check(changes: dict[str, Any], mesh: dict[str, Any]) -> dict[str, float]:
     return check_against_reference(plan).metrics
 
 
-# What these do, others do too, one with a capacity and one with biases.
-_SLOW = ("capacity", "biases with a capacity")
+# What these do, others do too: one with a capacity, one with biases, one with scores as they are.
+_SLOW = ("capacity", "biases with a capacity", "scores as they are")
 
 
 @pytest.mark.parametrize("kind", but_slow(KINDS, _SLOW))
@@ -86,7 +89,8 @@ def test_every_mesh_gives_the_reference(mesh: dict[str, Any]) -> None:
         check({"capacity_factor": 0.75}, mesh)
 
 
-@pytest.mark.parametrize("remat", few(["offload_input", "keep_mlp", "none"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["offload_input", "keep_mlp", "none"])
 def test_remat_policies_give_the_reference(remat: str) -> None:
     """What is kept, recomputed or offloaded does not change the numbers."""
     check({"shared_experts": 1}, {"fsdp": 2, "tensor": 2, "remat": remat})

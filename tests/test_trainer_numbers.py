@@ -23,6 +23,7 @@ from tests.trainer_steps import (
     plan_showing_gradients,
     random_parameters,
     random_tokens,
+    reference,
     take_step,
 )
 from trainers import llama
@@ -78,17 +79,19 @@ def check_against_reference(plan: Plan, tolerance: float = GRADIENT_TOLERANCE) -
     return taken
 
 
-# The mixtures have these axes, too.
-IN_MIXTURES = [{axis: 4} for axis in ("pods", "fsdp_dcn", "data", "fsdp", "sequence", "tensor")]
-
-
-@pytest.mark.parametrize("mesh", but_slow(ALONE, IN_MIXTURES), ids=named)
+# The mixtures have all axes, too, and one of them copied kv heads.
+@pytest.mark.parametrize(
+    "mesh", but_slow(ALONE, [mesh for mesh in ALONE if mesh and "sequences" not in mesh]), ids=named
+)
 def test_each_axis_alone_gives_the_reference(mesh: dict[str, Any]) -> None:
     """Whatever one axis splits, loss and gradients are those of a single device."""
     check_against_reference(plan_of(**mesh))
 
 
-@pytest.mark.parametrize("mesh", few(MIXTURES), ids=named)
+# Copied kv heads over pods, and per-layer reductions of these axes, have tests of their own.
+@pytest.mark.parametrize(
+    "mesh", but_slow(MIXTURES, [m for n, m in enumerate(MIXTURES) if n not in (0, 6, 9)]), ids=named
+)
 def test_mixtures_of_axes_give_the_reference(mesh: dict[str, Any]) -> None:
     """Axes do not disturb one another."""
     check_against_reference(plan_of(**mesh))
@@ -107,7 +110,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "tied": {"tied": True},
     "ungated": {"gated": False},
     "one kv head": {"kv_heads": 1},
-    "as many kv heads as heads": {"kv_heads": 8},
     "gemma 2": {
         "window": 9, "window_pattern": "LG", "norm_placement": "both",
         "norm_offset": True, "attention_cap": 5.0, "logit_cap": 3.0, "activation": "gelu",
@@ -119,7 +121,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "embedding_scale": True, "local_rope_theta": 100.0,
         "rope_scaling": RopeScaling(kind="linear", factor=8.0),
     },
-    "olmo 2": {"norm_placement": "after", "qk_norm": "heads"},
+    "olmo 2": {"kv_heads": 8, "norm_placement": "after", "qk_norm": "heads"},
     "sinks and biases": {
         "window": 9, "window_pattern": "LG", "sinks": True, "rope_theta": 100.0,
         "rope_scaling": YARN, **BIASES,
@@ -140,7 +142,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", few(KINDS))
+# GPT 3 is tied, too, and has more that is its own; copied kv heads are tried with sinks and biases.
+@pytest.mark.parametrize("kind", but_slow(KINDS, set(KINDS) - {"gpt 3", "olmo 2"}))
 def test_every_kind_of_model_gives_the_reference(kind: str) -> None:
     """Each kind of block and of its parts, on a mixture of axes."""
     model = replace(TINY, **KINDS[kind])
@@ -149,7 +152,7 @@ def test_every_kind_of_model_gives_the_reference(kind: str) -> None:
 
 def test_weights_of_copied_kv_heads_give_the_reference() -> None:
     """Norms and biases of kv heads are copied with them."""
-    model = replace(TINY, **(KINDS["sinks and biases"] | KINDS["olmo 2"]))
+    model = replace(TINY, **(KINDS["sinks and biases"] | KINDS["olmo 2"] | {"kv_heads": 4}))
     plan = plan_of(model, pods=2, tensor=8, gradient_reduction="per_layer")
     check_against_reference(plan, KIND_TOLERANCE)
 
@@ -157,9 +160,8 @@ def test_weights_of_copied_kv_heads_give_the_reference() -> None:
 LATENT = LatentDimensions(query_rank=16, kv_rank=8, nope_dim=8, rope_dim=4, value_dim=16)
 LATENT_TINY = replace(TINY, kv_heads=8, head_dim=12, latent=LATENT)
 LATENT_KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "on every axis": (
-        LATENT_TINY,
-        {"fsdp": 2, "sequence": 2, "tensor": 4, "remat": TensorTreatments(latent="keep")},
+    "every head on a chip of its own": (
+        LATENT_TINY, {"data": 2, "tensor": 8, "remat": "none"}
     ),
     "alone": (LATENT_TINY, {}),
     "queries from the stream": (
@@ -169,7 +171,8 @@ LATENT_KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "a window and sinks": (
         replace(LATENT_TINY, window=9, window_pattern="LG", sinks=True, norm_placement="both"),
-        {"pods": 2, "data": 2, "sequence": 2, "tensor": 2, "remat": "none"},
+        {"pods": 2, "fsdp": 2, "sequence": 2, "tensor": 2,
+         "remat": TensorTreatments(latent="keep")},
     ),
     "over slices": (
         LATENT_TINY,
@@ -178,7 +181,7 @@ LATENT_KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", few(LATENT_KINDS))
+@pytest.mark.parametrize("kind", but_slow(LATENT_KINDS, set(LATENT_KINDS) - {"a window and sinks"}))
 def test_latent_attention_gives_the_reference(kind: str) -> None:
     """Latents, keys with a shared part and narrower values, over each kind of axis."""
     model, mesh = LATENT_KINDS[kind]
@@ -232,16 +235,13 @@ PADDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", but_slow(PADDED, ["two ways", "copied kv heads"]))
 def test_a_padded_vocabulary_gives_the_reference(name: str) -> None:
-    """Rows that no word has change neither loss nor gradients, and stay zero."""
+    """Rows that no word has change neither loss nor gradients, and stay zero. The penalty on the
+    log-sum-exp is in the gradients, too; the metrics show it apart.
+    """
     sizes, mesh = PADDED[name]
-    check_against_reference(
+    taken = check_against_reference(
         plan_of(replace(TINY, **sizes), **mesh, optimizer=Optimizer(z_loss=0.01))
     )
-
-
-def test_z_loss_gives_the_reference() -> None:
-    """The penalty on the log-sum-exp is in the gradients; the metrics show it apart."""
-    taken = check_against_reference(plan_of(pods=2, tensor=4, optimizer=Optimizer(z_loss=0.01)))
     assert taken.metrics["z_loss"] > 0.05
 
 
@@ -260,7 +260,11 @@ def test_microbatches_give_the_reference(microbatches: int) -> None:
             {"pods": 2, "fsdp_dcn": 2, "data": 2, "fsdp": 2},
             {"fsdp_dcn": 2, "data": 2, "tensor": 4},
         ],
-        [{"pods": 2, "data": 2, "fsdp": 2}, {"fsdp_dcn": 2, "data": 2, "tensor": 4}],
+        [
+            {"pods": 2, "data": 2, "fsdp": 2},
+            {"pods": 2, "sequence": 2, "tensor": 4},
+            {"fsdp_dcn": 2, "data": 2, "tensor": 4},
+        ],
     ),
     ids=named,
 )
@@ -329,11 +333,9 @@ def test_three_steps_follow_adamw_by_hand() -> None:
     tokens = random_tokens(plan)
     batch = place(program, lambda start, stop: tokens[start:stop])
     compiled = program.lowered().compile(QUICK_COMPILE)
-    differentiate = jax.jit(
-        lambda p: jax.grad(trainer_reference.loss)(p, tokens, TINY), compiler_options=QUICK_COMPILE
-    )
+    differentiate = reference(TINY)
     for step in range(1, 4):
-        gradients = jax.tree.map(np.asarray, differentiate(right))
+        gradients = jax.tree.map(np.asarray, differentiate(right, tokens)[1])
         rate = how.peak_lr * step / 4
         right, moments, size = trainer_reference.adamw(right, gradients, moments, step, rate, how)
         state, metrics = compiled(state, batch, *program.rate(step - 1))

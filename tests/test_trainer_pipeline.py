@@ -159,19 +159,16 @@ def test_routers_say_the_same_with_a_pipeline() -> None:
 
 
 def test_a_checkpoint_continues_on_any_mesh(tmp_path: Path) -> None:
-    """With or without stages, in chunks or not, with empty places: the losses are those of a run
+    """With stages and an empty place, without, and with them again: the losses are those of a run
     on one mesh.
     """
     model = replace(TINY, layers=3)
     quick: dict[str, Any] = {"compiler_options": QUICK_COMPILE}
-    plans = [
-        pipelined(model, pipeline=2, chunks=2, **quick),
-        plan_of(model, microbatches=4, **quick),
-        pipelined(model, pipeline_dcn=4, weight_gather="per_step", **quick),
-    ]
-    _, steps = trained(llama, plans[1], tmp_path / "one", 6, every=2)
+    staged = pipelined(model, pipeline=2, chunks=2, microbatches=2, **quick)
+    alone = plan_of(model, microbatches=2, **quick)
+    _, steps = trained(llama, alone, tmp_path / "one", 6, every=2)
     found = []
-    for number, plan in enumerate(plans, start=1):
+    for number, plan in enumerate((staged, alone, staged), start=1):
         found += trained(llama, plan, tmp_path / "several", 2 * number, every=2)[1]
     assert [step.loss for step in found] == pytest.approx([s.loss for s in steps], rel=1e-5)
 

@@ -57,8 +57,11 @@ def submit(orch_process: RunOrch, folder: Path, *more: str) -> str:
 
 
 def test_nothing_is_taken_from_it_on_hosts(folder: Path, orch_process: RunOrch) -> None:
-    """What measures the machine, the hosts, the driver and the ranks; they find the trainer."""
-    changes = ("cluster.backend=hosts", "run.trainer=my_bigram", "tracking.tracker=lines")
+    """What measures the machine, the host, the driver and the rank; they find the trainer."""
+    changes = (
+        "cluster.backend=hosts", "resources.pods=1", "run.trainer=my_bigram",
+        "tracking.tracker=lines",
+    )  # fmt: skip
     sets = [word for change in changes for word in ("--set", change)]
     said = submit(orch_process, folder, "--no-prove", *sets)
     assert "succeeded, 2 of 2 steps" in said

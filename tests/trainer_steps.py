@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from orchestrator.values import codec
 from orchestrator.values.model import Model
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import Outcome, Step
@@ -47,7 +48,18 @@ def trained(
         checkpoint=CheckpointOptions(every=every, keep=keep),
         **more,
     )
-    return run(build(trainer, plan, jax.devices()[: plan.devices]), assignment), emitted
+    return run(program_of(trainer, plan), assignment), emitted
+
+
+_PROGRAMS: dict[tuple[Any, bytes], Program] = {}
+
+
+def program_of(trainer: Any, plan: Plan) -> Program:
+    """The program of a plan; runs that do it again need not trace it again."""
+    key = trainer.program, codec.to_json(plan)
+    if key not in _PROGRAMS:
+        _PROGRAMS[key] = build(trainer, plan, jax.devices()[: plan.devices])
+    return _PROGRAMS[key]
 
 
 def random_tokens(plan: Plan, seed: int = 0) -> np.ndarray:
@@ -133,16 +145,18 @@ def expected(plan: Plan) -> tuple[float, Tree]:
     one = replace(plan, mesh=dict.fromkeys(plan.mesh, 1), pipeline=None)
     parameters = random_parameters(llama.program(one, abstract_mesh_of(one)))
     plain = Model(**{field: getattr(plan.model, field) for field in Model.__dataclass_fields__})
-    loss, gradients = _reference(plain, plan.optimizer.z_loss, plan.data.separator)(
+    loss, gradients = reference(plain, plan.optimizer.z_loss, plan.data.separator)(
         parameters, random_tokens(plan)
     )
     return float(loss), gradients
 
 
 @cache
-def _reference(
-    model: Model, z_loss: float, separator: int | None
+def reference(
+    model: Model, z_loss: float = 0.0, separator: int | None = None
 ) -> Callable[[Tree, np.ndarray], tuple[Any, Tree]]:
+    """The plain loss and gradients of parameters and words, compiled."""
+
     def loss(parameters: Tree, tokens: jax.Array) -> jax.Array:
         return trainer_reference.loss(parameters, tokens, model, z_loss, separator)
 

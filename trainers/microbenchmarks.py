@@ -190,6 +190,7 @@ def main() -> None:
 def _rehearsal_timings(path: str, address: str, process: str) -> Iterator[Timing]:
     """A large matmul on all cores, only in the first process; the step in all together."""
     plan = codec.from_json(Path(path).read_bytes(), Plan)
+    load(plan.trainer)  # what is no trainer is refused before anything is timed
     share_compiled_programs()
     if plan.hosts > 1:
         jax.distributed.initialize(
