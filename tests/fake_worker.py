@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from orchestrator import journal
-from orchestrator.goodput.host_check import HostSeconds, host_check
+from orchestrator.goodput.slowdowns import HostSeconds, host_check
 from orchestrator.journal.heartbeat import HeartbeatWriter
 from orchestrator.launch.backend import WorkerArgs
 from orchestrator.values.run import SavedCheckpoint, Startup, Step

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator import journal
 from orchestrator.drive.driver import Driver, _select, _SliceRequest, run_to_end
-from orchestrator.goodput.host_check import HostSeconds, host_check, slices_to_avoid, slow_hosts
+from orchestrator.goodput.slowdowns import HostSeconds, host_check, slices_to_avoid, slow_hosts
 from orchestrator.launch.backend import Slice
 from orchestrator.show.machine_screens import host_check_screen
 from orchestrator.values.slowdowns import HostCheck, SlowHost

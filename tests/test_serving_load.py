@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import orchestrator as api
+from orchestrator.evidence.score.serving_times import BATCHES, ClosedLoop, Handover, closed_loops
 from orchestrator.reading.offer_options import WrongOption
-from orchestrator.serving.disaggregated import BATCHES, ClosedLoop, Handover, closed_loops
 from orchestrator.serving.load import Requests, StepCosts, drawn, simulated
 from tests.conftest import RunOrch
 from tests.test_serving import DEEPSEEK, QWEN, planned

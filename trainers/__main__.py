@@ -105,7 +105,14 @@ def _train(plan: Plan, options: argparse.Namespace, losses: deque[float]) -> Out
     steps = options.steps or plan.total_steps
     options.run.mkdir(parents=True, exist_ok=True)
     (options.run / "plan.json").write_bytes(codec.to_json(plan))
-    traced = _range(options.profile)
+    if options.profile is None:
+        traced = range(0)
+    else:
+        try:
+            start, stop = map(int, options.profile.split(":"))
+        except ValueError:
+            raise SpecError(f"--profile is {options.profile!r}, against A:B, as in 10:13") from None
+        traced = range(start, stop)
     received: list[int] = []  # signals to stop; a second one kills as usual
 
     def note(signum: int, _: object) -> None:
@@ -179,16 +186,6 @@ def _emit(record: TextIO, losses: deque[float], every: int, last: int, step: Ste
             f" of {evaluation.tokens:,} tokens in {evaluation.evaluation_s:.1f} s",
             flush=True,
         )
-
-
-def _range(text: str | None) -> range:
-    if text is None:
-        return range(0)
-    try:
-        start, stop = map(int, text.split(":"))
-    except ValueError:
-        raise SpecError(f"--profile is {text!r}, against A:B, as in 10:13") from None
-    return range(start, stop)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from orchestrator.goodput.host_check import HostSeconds, slow_hosts
+from orchestrator.goodput.slowdowns import HostSeconds, slow_hosts
 from orchestrator.values.plan import Plan
 from trainers.llama.parameters import DTYPES
 from trainers.loop import prepare_devices

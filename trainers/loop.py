@@ -24,10 +24,9 @@ from trainers.checkpoint.checkpoints import Checkpoints, SaveLog, newest_step
 from trainers.contract import Program, build, load, place
 from trainers.data import batches as sources
 from trainers.huggingface.read import new_state
-from trainers.meter import Evaluator, Meter
+from trainers.meter import Evaluator, Meter, StepTraces
 from trainers.multihost import StopVote, barrier, listen_on_node_address
 from trainers.own_times import OwnTimes
-from trainers.trace import StepTraces
 
 _State = dict[str, Any]
 _CHECKPOINTS = "checkpoints"  # in the directory of a run

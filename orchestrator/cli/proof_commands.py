@@ -11,7 +11,7 @@ from orchestrator.errors import OrchError, Usage, refuse_options
 from orchestrator.run.progress import interruptible, spec_command, stage_option
 from orchestrator.run.proofs import ProofFailed
 from orchestrator.show.explain_screen import explain_screen
-from orchestrator.show.own_runs_screen import own_score_screen
+from orchestrator.show.machine_screens import own_score_screen
 from orchestrator.show.plan_diff_screen import proof_diff_screen
 from orchestrator.show.progress import Display
 from orchestrator.show.proof_screen import proof_screens, search_screen

@@ -16,7 +16,7 @@ import psutil
 
 from orchestrator import errors, tracking
 from orchestrator.drive.worker import redirect_output
-from orchestrator.goodput.host_check import slices_to_avoid
+from orchestrator.goodput.slowdowns import slices_to_avoid
 from orchestrator.journal import heartbeat, liveness
 from orchestrator.journal.heartbeat import Heartbeat, HeartbeatMonitor, read_heartbeats
 from orchestrator.journal.ownership import Writer, claim_run

@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.errors import CheckpointFailed, JournalUnreadable
-from orchestrator.goodput.host_check import host_check
-from orchestrator.goodput.slowdowns import SlowdownWatch
+from orchestrator.goodput.slowdowns import SlowdownWatch, host_check
 from orchestrator.journal import boundary
 from orchestrator.journal.heartbeat import RENEWAL_LIMIT_S, ClaimWatch, HeartbeatWriter
 from orchestrator.journal.run_journal import Journal

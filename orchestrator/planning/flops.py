@@ -214,15 +214,11 @@ def _attention_flops(
 def forward_positions(layout: Layout, attention: Attention) -> Number:
     """Positions that the forward kernel computes for a query, mean over the sequence."""
     if layout.chip.switched:
-        return _gpu_positions(layout, attention)
+        # Those that cuDNN's mask lets a query see; all, where the trainer has to do without cuDNN.
+        seen = _seen_positions(layout.length, attention.scores.window)
+        return np.where(lacks_gpu_kernel(layout, attention), layout.length, seen)
     size = _block_of(layout, attention)
     return _computed_positions(layout, attention, size, size)
-
-
-def _gpu_positions(layout: Layout, attention: Attention) -> Number:
-    """Those that cuDNN's mask lets a query see; all, where the trainer has to do without cuDNN."""
-    seen = _seen_positions(layout.length, attention.scores.window)
-    return np.where(lacks_gpu_kernel(layout, attention), layout.length, seen)
 
 
 def lacks_gpu_kernel(layout: Layout, attention: Attention) -> Number:

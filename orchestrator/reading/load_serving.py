@@ -37,7 +37,14 @@ def load_serving(
     if everything := [*problems, *file.problems, *elsewhere]:
         raise SpecProblems(everything)
     assert chip is not None
-    serve = _written_out(dict(file.values["serve"]))
+    # Lengths as lists with shares, and wishes as mappings.
+    serve = dict(file.values["serve"])
+    for key in _LENGTHS:
+        if isinstance(serve[key], int):
+            serve[key] = [{"tokens": serve[key], "share": 1.0}]
+    for key in _WISHES:
+        if isinstance(serve.get(key), float):
+            serve[key] = {"time": serve[key]}
     serve["model"] = model_values(model)
     shape = msgspec.convert(serve["model"], Model)
     if wrong := [*_problems(file, serve, chip, shape)]:
@@ -53,17 +60,6 @@ def load_serving(
         {**values, "serve": serve, "resources": resources, "overrides": tuple(overrides)},
         ServingSpec,
     )
-
-
-def _written_out(serve: dict[str, Any]) -> dict[str, Any]:
-    """Return lengths as lists with shares, and wishes as mappings."""
-    for key in _LENGTHS:
-        if isinstance(serve[key], int):
-            serve[key] = [{"tokens": serve[key], "share": 1.0}]
-    for key in _WISHES:
-        if isinstance(serve.get(key), float):
-            serve[key] = {"time": serve[key]}
-    return serve
 
 
 def _problems(

@@ -17,7 +17,6 @@ from orchestrator.planning.layout import Number
 from orchestrator.planning.torus import Floats
 from orchestrator.serving import step
 from orchestrator.serving.layout import AXES, Serving, decode, prefill
-from orchestrator.serving.ledger import memory_of, pass_lines
 from orchestrator.serving.load import (
     Requests,
     ServingLoad,
@@ -27,6 +26,7 @@ from orchestrator.serving.load import (
     simulated,
 )
 from orchestrator.serving.meshes import layouts
+from orchestrator.serving.step import memory_of, pass_lines
 from orchestrator.values.model import Model
 from orchestrator.values.plan import Plan
 from orchestrator.values.serving import (
@@ -167,7 +167,12 @@ def searched(spec: ServingSpec) -> Searched:
     topology = catalog.topology(chip, resources.topology)
     layout = layouts(chip, topology, serve.model, serve.weights, serve.kv_cache, resources.mesh)
     if layout is None:
-        raise NotServed(_no_mesh_text(spec))
+        model = spec.serve.model
+        no_mesh_text = (
+            f"no mesh of {_slice_text(spec)} divides {model.name}: tensor divides its {model.heads}"
+            f" heads and d_ff {model.d_ff:,}; attention splits requests of a mixture alone"
+        ) + _way_out(spec)
+        raise NotServed(no_mesh_text)
     engine = constants_of(serve.engine, chip.name)
     # Every copy holds at least the longest request, and as many as have room at their full length.
     longest = max(x.tokens for x in serve.prompt) + max(x.tokens for x in serve.output)
@@ -175,7 +180,17 @@ def searched(spec: ServingSpec) -> Searched:
     most = layout.most_requests(chunk, mix_of(serve).prompt + mix_of(serve).output)
     most = np.where(layout.most_requests(chunk, longest) < 1, 0, most)
     if not (most >= 1).any():
-        raise NotServed(_no_room_text(spec, layout, longest))
+        # The arithmetic of the layout that is nearest to holding one request.
+        short = layout.weights_bytes + layout.cache_bytes(longest) - layout.hbm_bytes
+        best = layout.column(int(np.argmin(np.broadcast_to(short, layout.mesh["tensor"].shape))))
+        weights, cache = map(step.as_float, (best.weights_bytes, best.cache_bytes(longest)))
+        work = step.as_float(best.activation_bytes(spec.serve.chunk, 1))
+        no_room_text = (
+            f"{spec.serve.model.name} on {_slice_text(spec)}: not one request of {longest:,} tokens"
+            f" fits. A device has {in_memory(best.hbm_bytes)}: weights take {in_memory(weights)},"
+            f" a step {in_memory(work)} and the cache {in_memory(cache)}"
+        ) + _way_out(spec)
+        raise NotServed(no_room_text)
     replicas = resources.replicas * layout.mesh["data"]
     if serve.concurrency is not None:
         batch: Any = serve.concurrency / replicas
@@ -367,27 +382,6 @@ def _slice_text(spec: ServingSpec) -> str:
     return f"{slices}{resources.chip} {resources.topology}"
 
 
-def _no_mesh_text(spec: ServingSpec) -> str:
-    model = spec.serve.model
-    return (
-        f"no mesh of {_slice_text(spec)} divides {model.name}: tensor divides its {model.heads}"
-        f" heads and d_ff {model.d_ff:,}; attention splits requests of a mixture alone"
-    ) + _way_out(spec)
-
-
-def _no_room_text(spec: ServingSpec, layout: Serving, longest: int) -> str:
-    """The arithmetic of the layout that is nearest to holding one request."""
-    short = layout.weights_bytes + layout.cache_bytes(longest) - layout.hbm_bytes
-    best = layout.column(int(np.argmin(np.broadcast_to(short, layout.mesh["tensor"].shape))))
-    weights, cache = map(step.as_float, (best.weights_bytes, best.cache_bytes(longest)))
-    work = step.as_float(best.activation_bytes(spec.serve.chunk, 1))
-    return (
-        f"{spec.serve.model.name} on {_slice_text(spec)}: not one request of {longest:,} tokens"
-        f" fits. A device has {in_memory(best.hbm_bytes)}: weights take {in_memory(weights)},"
-        f" a step {in_memory(work)} and the cache {in_memory(cache)}"
-    ) + _way_out(spec)
-
-
 def _too_many_text(spec: ServingSpec, layout: Serving, most: Floats) -> str:
     copies = layout.mesh["data"] * spec.resources.replicas
     fits = int((most * copies).max())
@@ -419,9 +413,11 @@ def _overload_text(spec: ServingSpec, wanted: float, most: float) -> str:
             f" not {wanted:g}. Nearest: --set resources.replicas={replicas}, with"
             f" {share:.0%} of the room in use"
         )
+    digits = 10.0 ** (floor(log10(most)) - 1)
+    rounded_down = floor(most / digits) * digits
     return (
         f"serve.requests_per_s: {_slice_text(spec)} can serve {most:.3g} requests/s at most, not"
-        f" {wanted:g}: write --set serve.requests_per_s={_rounded_down(most):g}"
+        f" {wanted:g}: write --set serve.requests_per_s={rounded_down:g}"
     )
 
 
@@ -436,7 +432,11 @@ def _unmet_text(found: Searched) -> str:
     for name, time_s in reached.items():
         wish: Wish | None = getattr(serve, name)
         if wish is not None and time_s > wish.time:
-            wishes[name] = replace(wish, time=_rounded_up(float(time_s)))
+            # Next number of milliseconds with two digits.
+            value = float(time_s)
+            digits = 10.0 ** (floor(log10(value * 1000)) - 1)
+            time = ceil(value * 1000 / digits * (1 - 1e-12)) * digits / 1000
+            wishes[name] = replace(wish, time=time)
             said.append(
                 f"serve.{name}: {seconds(wish.time)} at p{wish.percentile:g} is met by no"
                 f" layout of {_slice_text(spec)}; the nearest has {seconds(float(time_s))},"
@@ -450,17 +450,6 @@ def _unmet_text(found: Searched) -> str:
         f"{'; '.join(said)}. Nearest that is met: {' '.join(options)}, with {rate:,.0f} output"
         " tokens/s"
     )
-
-
-def _rounded_up(value: float) -> float:
-    """Return the next number of milliseconds with two digits."""
-    digits = 10.0 ** (floor(log10(value * 1000)) - 1)
-    return ceil(value * 1000 / digits * (1 - 1e-12)) * digits / 1000
-
-
-def _rounded_down(value: float) -> float:
-    digits = 10.0 ** (floor(log10(value)) - 1)
-    return floor(value / digits) * digits
 
 
 def _way_out(spec: ServingSpec) -> str:

@@ -11,9 +11,8 @@ from orchestrator.network.mesh_axes import ICI_AXES
 from orchestrator.planning.layout import Number
 from orchestrator.planning.torus import make_torus, spans_of
 from orchestrator.serving.layout import STREAM_BYTES, Pass, Serving, decode
-from orchestrator.serving.ledger import pass_lines
 from orchestrator.serving.planner import layout_of, mix_of
-from orchestrator.serving.step import as_float, as_int, lower_s, work_of
+from orchestrator.serving.step import as_float, as_int, lower_s, pass_lines, work_of
 from orchestrator.values.plan import (
     Collective,
     CollectiveKind,

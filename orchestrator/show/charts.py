@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from orchestrator import formatting as fmt
-from orchestrator.evidence.hosts import HostHeat
-from orchestrator.evidence.report import RunReading, device_times
+from orchestrator.evidence.report import HostHeat, RunReading, device_times
 from orchestrator.journal.steps import Floats, StepTable
 from orchestrator.show import drawings as draw
 from orchestrator.show.plan_text import resource_name

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from orchestrator import formatting as fmt
-from orchestrator.evidence.hosts import HostHeat
+from orchestrator.evidence.report import HostHeat
 from orchestrator.journal.run_state import first_line
 from orchestrator.show import parts as ui
 from orchestrator.show.plan_text import resource_name

@@ -6,7 +6,7 @@ from orchestrator import formatting as fmt
 from orchestrator.evidence.explain.serving import ServingExplanation
 from orchestrator.evidence.score.serving import ServingScore
 from orchestrator.run.progress import RUNS, run_command
-from orchestrator.serving.cheapest import ServingOffer, ServingOffers
+from orchestrator.serving.cheapest import ServingOffers
 from orchestrator.serving.frontier import ServingFrontier
 from orchestrator.serving.load import ServingLoad
 from orchestrator.show import drawings as draw
@@ -22,7 +22,6 @@ from orchestrator.values.plan import LedgerLine
 from orchestrator.values.serving import (
     ANY_ENGINE,
     LengthShare,
-    Serve,
     ServingEstimate,
     ServingPlan,
     Wish,
@@ -37,17 +36,6 @@ def _lengths(lengths: tuple[LengthShare, ...]) -> str:
     if len(lengths) == 1:
         return fmt.count(lengths[0].tokens)
     return ", ".join(f"{fmt.count(x.tokens)} ({fmt.whole_percent(x.share)})" for x in lengths)
-
-
-def _requests(serve: Serve) -> str:
-    asked = "as many requests as the wishes and the memory allow"
-    if serve.concurrency is not None:
-        asked = f"{fmt.counted(serve.concurrency, 'request')} in work"
-    if serve.requests_per_s is not None:
-        asked = f"{serve.requests_per_s:g} requests/s"
-    return (
-        f"{asked}; prompts of {_lengths(serve.prompt)}, answers of {_lengths(serve.output)} tokens"
-    )
 
 
 def _wish(wish: Wish | None, figure: ServingEstimate) -> str:
@@ -101,10 +89,19 @@ def serving_screen(
     ]
     if detail == "brief":
         return ui.screen(*top, ui.next_step(next_command))
+    memory = plan.forecast.memory
+    lines = [
+        ("weights", memory.weights_bytes),
+        ("activations", memory.activations_bytes),
+        (f"KV cache of {plan.forecast.batch:,.4g} requests", memory.cache_bytes),
+    ]
+    free = memory.hbm_bytes - sum(value for _, value in lines)
+    rows = [(name, fmt.in_memory(value)) for name, value in [*lines, ("free", free)]]
+    memory_table = ui.Table(rows, bars=[*(value for _, value in lines), free])
     return ui.screen(
         *top,
         ui.indent([ui.Table(_decisions(plan), "<w")]),
-        ui.section("memory per device", [_memory_table(plan)]),
+        ui.section("memory per device", [memory_table]),
         ui.section("a decoding step, each line at its peak", [_lines(forecast.decode)]),
         ui.section("a chunk of prompts, each line at its peak", [_lines(forecast.prefill)]),
         ui.indent([_estimates(plan)]),
@@ -141,28 +138,24 @@ def _decisions(plan: ServingPlan) -> list[ui.Row]:
     engine = f"{serve.engine}, learned from {fmt.counted(forecast.learned_runs, 'run')}"
     if serve.engine == ANY_ENGINE:
         engine = "any: what engines with published runs reach in the mean"
+    asked = "as many requests as the wishes and the memory allow"
+    if serve.concurrency is not None:
+        asked = f"{fmt.counted(serve.concurrency, 'request')} in work"
+    if serve.requests_per_s is not None:
+        asked = f"{serve.requests_per_s:g} requests/s"
+    requests = (
+        f"{asked}; prompts of {_lengths(serve.prompt)}, answers of {_lengths(serve.output)} tokens"
+    )
     return [
         ("model", f"{serve.model.name}, {fmt.scaled(plan.parameters, 4)} parameters{active}"),
         ("types", f"weights in {serve.weights}, KV cache in {serve.kv_cache}"),
-        ("requests", _requests(serve)),
+        ("requests", requests),
         ("mesh", mesh or "one device"),
         ("batch", f"{forecast.batch:,.4g} in work; {room} of the full length have room"),
         ("cache", f"{per_token} per token, {per_request} per request"),
         ("turns", f"products with weights bind {turns}"),
         ("engine", engine),
     ]  # fmt: skip
-
-
-def _memory_table(plan: ServingPlan) -> ui.Table:
-    memory = plan.forecast.memory
-    lines = [
-        ("weights", memory.weights_bytes),
-        ("activations", memory.activations_bytes),
-        (f"KV cache of {plan.forecast.batch:,.4g} requests", memory.cache_bytes),
-    ]
-    free = memory.hbm_bytes - sum(value for _, value in lines)
-    rows = [(name, fmt.in_memory(value)) for name, value in [*lines, ("free", free)]]
-    return ui.Table(rows, bars=[*(value for _, value in lines), free])
 
 
 def _lines(lines: tuple[LedgerLine, ...]) -> ui.Table:
@@ -223,7 +216,18 @@ def serving_offers_screen(
             left_out[offer.chip] = offer.why
         elif detail == "full" or offer.chip not in seen or offer is found.cheapest:
             seen.add(offer.chip)
-            rows.append(_offer_row(offer, offer.plan))
+            forecast, cost = offer.plan.forecast, offer.dollars_per_million_output_tokens
+            offer_row = (
+                offer.chip,
+                offer.topology,
+                str(offer.replicas),
+                fmt.seconds(forecast.ttft_s.expected),
+                fmt.seconds(forecast.tpot_s.expected),
+                fmt.scaled(forecast.output_tokens_per_s.expected),
+                "" if cost is None else f"${cost:,.2f}",
+                "" if offer.dollars is None else fmt.dollars(offer.dollars),
+            )
+            rows.append(offer_row)
     budget = "" if found.budget_dollars is None else f" within {fmt.dollars(found.budget_dollars)}"
     verdict = f"no slice serves it as wished{budget}"
     if best := found.cheapest:
@@ -238,20 +242,6 @@ def serving_offers_screen(
         ui.indent(table),
         [ui.Text(text, hang=2) for text in refused],
         ui.next_step(next_command),
-    )
-
-
-def _offer_row(offer: ServingOffer, plan: ServingPlan) -> ui.Row:
-    forecast, cost = plan.forecast, offer.dollars_per_million_output_tokens
-    return (
-        offer.chip,
-        offer.topology,
-        str(offer.replicas),
-        fmt.seconds(forecast.ttft_s.expected),
-        fmt.seconds(forecast.tpot_s.expected),
-        fmt.scaled(forecast.output_tokens_per_s.expected),
-        "" if cost is None else f"${cost:,.2f}",
-        "" if offer.dollars is None else fmt.dollars(offer.dollars),
     )
 
 

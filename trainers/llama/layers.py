@@ -179,7 +179,11 @@ def attention(runtime: Runtime, kind: Attention, layer: Parameters, y: jax.Array
     if isinstance(kind, description.LatentAttention):
         heads = _from_latents(runtime, kind, layer, y)
     else:
-        heads = _from_stream(runtime, kind, layer, y)
+        # All positions of the tensor group: [b, S/s, N/Y, H], [b, S/s, K/Y, H] twice.
+        shards = [layer[matmul.weight.name] for matmul in kind.inputs]  # [D/X, heads of each, H]
+        products = with_biases(kind.inputs, layer, runtime.products(y, shards))
+        positions = attention_kernels.own_positions(runtime.plan.batch.length, runtime.ways)
+        heads = of_heads(kind, layer, list(map(in_order, products)), positions)
     q, k, v = map(checkpoint_name, heads, ("query", "key", "value"))
     k, v = (attention_kernels.gather(x, runtime.ways) for x in (k, v))
     sinks = layer[kind.sinks.name] if kind.sinks else None
@@ -189,16 +193,6 @@ def attention(runtime: Runtime, kind: Attention, layer: Parameters, y: jax.Array
     y = runtime.scattered_product(in_arrival_order(y), output)
     [added] = with_biases([kind.output], layer, [y])
     return added
-
-
-def _from_stream(
-    runtime: Runtime, kind: Attention, layer: Parameters, y: jax.Array
-) -> _QueriesKeysValues:
-    """All positions of the tensor group: [b, S/s, N/Y, H], [b, S/s, K/Y, H] twice."""
-    shards = [layer[matmul.weight.name] for matmul in kind.inputs]  # [D/X, heads of each, H]
-    products = with_biases(kind.inputs, layer, runtime.products(y, shards))
-    positions = attention_kernels.own_positions(runtime.plan.batch.length, runtime.ways)
-    return of_heads(kind, layer, list(map(in_order, products)), positions)
 
 
 def of_heads(

@@ -29,6 +29,7 @@ from orchestrator.evidence.score.serving_runs import (
     runs_of,
 )
 from orchestrator.evidence.score.serving_times import (
+    Handover,
     best_handover,
     bounds,
     expected,
@@ -36,7 +37,6 @@ from orchestrator.evidence.score.serving_times import (
     loop_ttft_s,
     strays,
 )
-from orchestrator.serving.disaggregated import Handover
 from orchestrator.values.codec import Value
 from orchestrator.values.serving import ANY_ENGINE, EngineConstants
 

@@ -361,13 +361,6 @@ def _of_block(keys: UsedKeys, block: str, model: _Values) -> _Values:
     return said | ({"keys_as_values": True} if keys.is_on("share_kv_projections") else {})
 
 
-def _capacity(keys: UsedKeys) -> _Values:
-    factor, sparse = keys.number("capacity_factor"), keys.is_on("sparse_matmul")
-    if factor > 0 and sparse:
-        keys.notes.append("capacity_factor: sparse_matmul drops no tokens, so it has no effect")
-    return {"capacity_factor": float(factor)} if factor > 0 and not sparse else {}
-
-
 def _mixture(keys: UsedKeys, block: str) -> _Values:
     router = keys["routed_score_func"]
     mixture: _Values = {
@@ -393,7 +386,11 @@ def _mixture(keys: UsedKeys, block: str) -> _Values:
         mixture |= {"biases": keys.is_on("mlp_bias"), "router_bias": keys.is_on("routed_bias")}
     elif keys.is_on("routed_bias"):
         mixture["balance_bias"] = float(keys.number("routed_bias_update_rate", 0.001))
-    mixture |= _capacity(keys)
+    factor, sparse = keys.number("capacity_factor"), keys.is_on("sparse_matmul")
+    if factor > 0 and sparse:
+        keys.notes.append("capacity_factor: sparse_matmul drops no tokens, so it has no effect")
+    capacity = {"capacity_factor": float(factor)} if factor > 0 and not sparse else {}
+    mixture |= capacity
     if keys.is_on("use_random_routing"):
         keys.notes.append("use_random_routing: the plan takes loads as its router gives them")
     return mixture

@@ -28,7 +28,10 @@ def describe(store: Store, rehearsal_tag: str, links: Sequence[ViewLink] = ()) -
     blocks = [_first_line(runs)]
     for title, shown in apart.items():
         if shown:
-            rows = [(_linked(run, store.experiment), *_shares(run)) for run in shown[:_MOST_ROWS]]
+            rows = [
+                (f"[{run.name}](#/experiments/{store.experiment}/runs/{run.id})", *_shares(run))
+                for run in shown[:_MOST_ROWS]
+            ]
             blocks.append(
                 f"{title}, the newest {counted(len(rows), 'run')}\n\n{_table('run', rows)}"
             )
@@ -64,10 +67,6 @@ def _shares(run: StoredRun) -> tuple[str, ...]:
         expected = roofline = None  # a rehearsal whose forecast is for chips
     share = measured / roofline if measured is not None and roofline else None
     return tuple("-" if x is None else percent(x) for x in (measured, expected, roofline, share))
-
-
-def _linked(run: StoredRun, experiment: str) -> str:
-    return f"[{run.name}](#/experiments/{experiment}/runs/{run.id})"
 
 
 def _table(first: str, rows: Iterable[Sequence[str]]) -> str:
