@@ -13,7 +13,7 @@ from jinja2 import UndefinedError
 from orchestrator.evidence.report import RunReading
 from orchestrator.journal.steps import counted_steps
 from orchestrator.processes import resource
-from orchestrator.show.charts import speed_over_steps, thinned
+from orchestrator.show.charts import _speed_over_steps, thinned
 from orchestrator.show.drawings import (
     Axis,
     Bar,
@@ -57,13 +57,13 @@ def test_a_far_roofline_does_not_flatten_the_measured_mfu() -> None:
     mfu = replace(PLAN.forecast.mfu, lower=0.9, expected=0.041, low=0.03, high=0.05)
     plan = replace(PLAN, forecast=replace(PLAN.forecast, mfu=mfu))
     table = replace(reading.steps, mfu=reading.steps.mfu * 0.037 / 0.4)
-    plot = speed_over_steps(plan, reading.report, table)
+    plot = _speed_over_steps(plan, reading.report, table)
     assert plot
     assert 0.05 < plot.y.high < 0.06
     assert [curve.kind for curve in plot.curves].count("lower") == 0
     assert ("expected", (0.0, 0.03, 0.05)) in [(band.kind, band.points[0]) for band in plot.bands]
     near = replace(plan, forecast=replace(PLAN.forecast, mfu=replace(mfu, lower=0.09)))
-    plot = speed_over_steps(near, reading.report, table)
+    plot = _speed_over_steps(near, reading.report, table)
     assert plot
     assert [curve.kind for curve in plot.curves].count("lower") == 1
 

@@ -13,7 +13,7 @@ from orchestrator import catalog
 from orchestrator.catalog.published import schedule_score
 from orchestrator.planning.calibrated import layout_of
 from orchestrator.planning.planner import make_plan
-from orchestrator.planning.step_work import small_product_share
+from orchestrator.planning.step_work import _small_product_share
 from orchestrator.planning.witnesses import with_schedule
 from orchestrator.proving.compiled import CacheEntry
 from orchestrator.proving.verdict import save_program
@@ -111,7 +111,7 @@ def test_products_of_few_rows_reach_less() -> None:
     def share(chip: str, tokens: int, tensor: int = 1) -> float:
         mesh = {**dict.fromkeys(plan.mesh, 1), "tensor": tensor}
         layout = replace(layout_of(plan, catalog.chip(chip)), mesh=mesh, microbatches=1)
-        return float(small_product_share(replace(layout, sequences=1, length=tokens)))
+        return float(_small_product_share(replace(layout, sequences=1, length=tokens)))
 
     for chip in ("v5e", "v5p", "v6e", "tpu7x"):
         shares = [share(chip, tokens) for tokens in (64, 128, 256, 512, 1024, 2048, 8192)]

@@ -9,7 +9,6 @@ import pytest
 from orchestrator.catalog.serving import learned
 from orchestrator.evidence.score.serving import ServingScore, cross_validated
 from orchestrator.evidence.score.serving import with_catalog_constants as scored
-from orchestrator.evidence.score.serving_room import rooms
 from orchestrator.evidence.score.serving_runs import (
     DISAGGREGATED,
     SERVING,
@@ -17,6 +16,7 @@ from orchestrator.evidence.score.serving_runs import (
     read,
     runs_of,
 )
+from orchestrator.evidence.score.serving_times import rooms
 from tests.bench import serving_table as bench
 from tests.conftest import RunOrch
 

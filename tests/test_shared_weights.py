@@ -17,7 +17,7 @@ from orchestrator.planning.calibrated import layout_of
 from orchestrator.planning.contenders import make_contenders
 from orchestrator.planning.infeasible import Infeasible
 from orchestrator.planning.planner import make_plan, plan_on
-from orchestrator.planning.ranking import ranked_s_per_token
+from orchestrator.planning.ranking import _ranked_s_per_token
 from orchestrator.planning.rehearsal import rehearse
 from orchestrator.planning.step_work import _reductions
 from orchestrator.values.plan import Plan
@@ -219,7 +219,7 @@ def test_the_search_chooses_how_many_domains_of_gpus_share_weights() -> None:
         mesh = MeshRequest(fsdp_dcn=shared)
         with suppress(Infeasible):
             pinned.append(make_plan(nodes("llama3-70b", 32, 256, mesh)))
-    best = min(pinned, key=ranked_s_per_token)
+    best = min(pinned, key=_ranked_s_per_token)
     assert chosen.mesh == best.mesh
     assert chosen.mesh["fsdp_dcn"] > 1
     assert chosen.spec_digest == make_plan(replace(spec, name="other")).spec_digest

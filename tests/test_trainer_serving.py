@@ -18,7 +18,7 @@ from tests.trainer_plans import FP32, TINY, plan_of
 from tests.trainer_steps import random_parameters
 from trainers import llama
 from trainers.contract import build
-from trainers.llama.serving import empty_cache, served, stored_weights
+from trainers.llama.serving import _empty_cache, served, stored_weights
 from trainers.llama.step import _runtime_of
 
 NONE = ProgramForecast(
@@ -67,7 +67,7 @@ def served_logits(
     parts = first.mesh["data"] * first.mesh["expert"]
     prefill, shapes, _ = served(first, mesh)
     decode, *_ = served(then, mesh)
-    state = {"cache": empty_cache(first), "parameters": stored_weights(first, trained)}
+    state = {"cache": _empty_cache(first), "parameters": stored_weights(first, trained)}
     for leaves in state["cache"].values():
         leaves |= {name: scale * SCALE for name, scale in leaves.items() if name.endswith("_scale")}
     state = jax.tree.map(lambda x, to: jax.device_put(x, to.sharding), state, shapes)

@@ -22,7 +22,7 @@ worker = forever + "time.sleep(600)"
 with_worker = f"{forever}import subprocess, sys; subprocess.run([sys.executable, '-c', {worker!r}])"
 start = subprocess.Popen
 def stand_in(command, **options):
-    assert server.APP in command
+    assert server._APP in command
     return start([sys.executable, "-c", with_worker], **options)
 server.subprocess.Popen = stand_in
 server.END_LIMIT_S = 0.5

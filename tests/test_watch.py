@@ -26,7 +26,7 @@ from orchestrator.journal.steps import StepLog, _encode
 from orchestrator.show.charts import attempt_parts, host_strip
 from orchestrator.show.pages import page_of
 from orchestrator.show.report_screen import hosts_text
-from orchestrator.show.top_screen import top_screen
+from orchestrator.show.top_screen import _top_screen
 from orchestrator.show.watch import Watch, WatchedPage, WatchServer
 from orchestrator.values.run import TimedStep
 from orchestrator.values.slowdowns import HostTimes
@@ -175,7 +175,7 @@ def test_slow_hosts_stand_out(tmp_path: Path) -> None:
     levels = dict(host_strip(heat).rows)
     assert [level for *_, level, _ in levels["rank 7"]] == [0, 4]
     [shown] = Watch(["it"], tmp_path).look()
-    assert "rank 7   ▁▁" in top_screen([shown], "orch top")
+    assert "rank 7   ▁▁" in _top_screen([shown], "orch top")
     assert "Only the 24 that were slowest" in page_of(writer.journal, None)[0]
 
 
@@ -191,7 +191,7 @@ def test_a_run_that_is_removed_says_so_and_others_go_on(tmp_path: Path) -> None:
     assert gone.problem
     page = json.loads(WatchedPage(watch).since(0))["parts"]
     assert "contains no run" in page["r1-head"]
-    screen = top_screen([here, gone], "orch top")
+    screen = _top_screen([here, gone], "orch top")
     assert "contains no run" in screen.replace("\n", " ")
     # The folder stays whole, so that it can be copied.
     others = [line for line in screen.splitlines() if str(tmp_path) not in line]

@@ -73,7 +73,7 @@ def answers() -> tuple[OpenAnswer, ...]:
     return msgspec.convert(table(_QUOTES)["answers"], tuple[OpenAnswer, ...])
 
 
-class ServingQuestion(Value):
+class _ServingQuestion(Value):
     """A part of the book that has answers on inference; `None` suits every model, or every chip."""
 
     title: str
@@ -82,8 +82,8 @@ class ServingQuestion(Value):
 
 
 @cache
-def questions() -> dict[str, ServingQuestion]:
-    return msgspec.convert(table(_QUOTES)["questions"], dict[str, ServingQuestion])
+def questions() -> dict[str, _ServingQuestion]:
+    return msgspec.convert(table(_QUOTES)["questions"], dict[str, _ServingQuestion])
 
 
 @cache

@@ -30,7 +30,7 @@ from orchestrator.values.run import Run
 
 _SCHEMA = 5
 _MOST_BLOCKS = 24  # of an attempt's steps, in the order of time
-Span = tuple[Badput | Literal["goodput"], float]  # what time went into, and its seconds
+_Span = tuple[Badput | Literal["goodput"], float]  # what time went into, and its seconds
 # Keys of a report whose values are those of the run, and those of its plan.
 _OF_RUN = (
     "run", "id", "name", "state", "reason", "rehearsal", "rehearses", "spec_digest", "steps",
@@ -124,8 +124,8 @@ class RunReading:
     hosts: HostHeat | None = None
 
     @property
-    def spans(self) -> dict[int, list[Span]]:
-        return time_spans(self.run, self.attempts)
+    def spans(self) -> dict[int, list[_Span]]:
+        return _time_spans(self.run, self.attempts)
 
 
 class RunReader:
@@ -357,7 +357,7 @@ def _goodput(run: Run, steps: dict[int, StepTable]) -> values.Goodput | None:
         return None
     badput_s: dict[Badput, float] = dict.fromkeys(get_args(Badput), 0.0)
     goodput_s = 0.0
-    for spans in time_spans(run, steps).values():
+    for spans in _time_spans(run, steps).values():
         for cause, span_s in spans:
             if cause == "goodput":
                 goodput_s += span_s
@@ -384,16 +384,16 @@ def _goodput(run: Run, steps: dict[int, StepTable]) -> values.Goodput | None:
     )
 
 
-def time_spans(run: Run, steps: dict[int, StepTable]) -> dict[int, list[Span]]:
+def _time_spans(run: Run, steps: dict[int, StepTable]) -> dict[int, list[_Span]]:
     """Return what the time of each attempt went into, in order. Steps come in a few blocks, whose
     parts are in a fixed order and exact in their sums.
     """
-    found, counted = dict[int, list[Span]](), counted_rows(steps)
+    found, counted = dict[int, list[_Span]](), counted_rows(steps)
     # The median step after warm-up; 0 where no attempt did a second step.
     warm = np.concatenate([np.zeros(0), *(table.step_s[1:] for table in steps.values())])
     usual_s = float(np.median(warm)) if len(warm) else 0.0
     for attempt, later in zip_longest(run.attempts, run.attempts[1:]):
-        spans, stopped_s = list[Span](), attempt.started_at_s
+        spans, stopped_s = list[_Span](), attempt.started_at_s
         table = steps.get(attempt.number)
         if table is not None and len(table):
             stopped_s = float(table.at_s[-1])
@@ -412,7 +412,7 @@ def time_spans(run: Run, steps: dict[int, StepTable]) -> dict[int, list[Span]]:
     return found
 
 
-def _block_spans(table: StepTable, block: slice, counted: Mask, usual_s: float) -> Iterator[Span]:
+def _block_spans(table: StepTable, block: slice, counted: Mask, usual_s: float) -> Iterator[_Span]:
     """Yield what the time of some rows went into: starting, what was repeated, what counts."""
     rows = range(block.start, block.stop)
     for row in sorted(row for row in table.startups if row in rows):

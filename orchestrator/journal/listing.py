@@ -42,7 +42,7 @@ _R = TypeVar("_R")
 
 
 def list_journals(storage: Path) -> list[Journal]:
-    folders = folders_in(storage)
+    folders = _folders_in(storage)
     looks = _each(storage, is_run, folders)
     return [Journal(path) for path, run in zip(folders, looks, strict=True) if run]
 
@@ -55,7 +55,7 @@ def _each(storage: Path, look: Callable[[T], _R], items: Sequence[T]) -> list[_R
         return list(pool.map(look, items))
 
 
-def folders_in(storage: Path) -> list[Path]:
+def _folders_in(storage: Path) -> list[Path]:
     names = files.names(Path(os.path.realpath(storage)))
     return [storage / name for name in names if name.isprintable() and not name.startswith(".")]
 
@@ -374,7 +374,7 @@ def _activity(starts: Iterable[tuple[values.TrialStart, Run | None]], clock: Clo
 
 
 def list_studies(storage: Path) -> list[StudyJournal]:
-    return [StudyJournal(path) for path in folders_in(storage) if _is_study(path)]
+    return [StudyJournal(path) for path in _folders_in(storage) if _is_study(path)]
 
 
 def _is_study(path: Path) -> bool:

@@ -49,7 +49,7 @@ class Policy:
         return bool(self.offload)
 
 
-def keeping(*tensors: str) -> Policy:
+def _keeping(*tensors: str) -> Policy:
     return Policy(keep=frozenset({BLOCK_INPUT, *tensors}))
 
 
@@ -59,11 +59,11 @@ def _offloading(*tensors: str) -> Policy:
 
 
 POLICIES = {
-    "none": keeping(*attention.TENSORS, *mlp.TENSORS),
-    "keep_qkv": keeping(*attention.TENSORS),
-    "keep_mlp": keeping(*mlp.TENSORS),
-    "keep_attention": keeping("attention"),
-    "full": keeping(),
+    "none": _keeping(*attention.TENSORS, *mlp.TENSORS),
+    "keep_qkv": _keeping(*attention.TENSORS),
+    "keep_mlp": _keeping(*mlp.TENSORS),
+    "keep_attention": _keeping("attention"),
+    "full": _keeping(),
     "offload_qkv": _offloading(*attention.TENSORS),
     "offload_input": _offloading(BLOCK_INPUT),
 }
@@ -144,14 +144,14 @@ _DOTS = _QKV | {"mlp_input", "gate", "up"}  # results of matmuls; the attention 
 NAMED = {
     "full": POLICIES["full"],
     "none": POLICIES["none"],
-    "minimal": keeping(*_DOTS),
-    "minimal_flash": keeping(*_DOTS, "attention"),
-    "minimal_with_context": keeping(*_DOTS, "attention"),
-    "save_dot_with_context_except_mlp": keeping(*_QKV, "attention", "mlp_input"),
-    "save_dot_except_mlp": keeping(*_QKV, "mlp_input"),
-    "save_dot_except_mlpwi": keeping(*_QKV, "mlp_input"),  # `mlpwo` is the next block's input
-    "save_qkv_proj": keeping(*_QKV),
-    "save_out_proj": keeping("mlp_input"),
+    "minimal": _keeping(*_DOTS),
+    "minimal_flash": _keeping(*_DOTS, "attention"),
+    "minimal_with_context": _keeping(*_DOTS, "attention"),
+    "save_dot_with_context_except_mlp": _keeping(*_QKV, "attention", "mlp_input"),
+    "save_dot_except_mlp": _keeping(*_QKV, "mlp_input"),
+    "save_dot_except_mlpwi": _keeping(*_QKV, "mlp_input"),  # `mlpwo` is the next block's input
+    "save_qkv_proj": _keeping(*_QKV),
+    "save_out_proj": _keeping("mlp_input"),
     "qkv_proj_offloaded": _offloading(*_QKV),
     "minimal_offloaded": _offloading(*_DOTS),
 }

@@ -29,7 +29,7 @@ from orchestrator.values.codec import Value
 from orchestrator.values.plan import Plan, program_digest
 from orchestrator.values.spec import MeshRequest, Spec
 
-OPTIONS = "experiment.compiler_options"
+_OPTIONS = "experiment.compiler_options"
 
 
 class Contender(Value):
@@ -71,7 +71,7 @@ def with_options(contender: Contender, options: dict[str, bool | int | float | s
     spec = contender.spec
     chosen = spec.experiment.compiler_options | options
     spec = replace(spec, experiment=replace(spec.experiment, compiler_options=chosen))
-    more = tuple(f"{OPTIONS}.{name}={_text(value)}" for name, value in options.items())
+    more = tuple(f"{_OPTIONS}.{name}={_text(value)}" for name, value in options.items())
     return Contender(overrides=contender.overrides + more, spec=spec, plan=make_plan(spec))
 
 

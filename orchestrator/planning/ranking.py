@@ -28,8 +28,8 @@ OFFLOAD_GAIN = 0.02
 # knows goes first.
 SURE_WITHIN = 0.05
 # No published run of such a chip shows whether the sends of a pipeline run next to its products.
-PIPELINE_GAIN = 0.05
-PIPELINE_RULE = f"; a pipeline has to gain more than {PIPELINE_GAIN:.0%}"
+_PIPELINE_GAIN = 0.05
+PIPELINE_RULE = f"; a pipeline has to gain more than {_PIPELINE_GAIN:.0%}"
 RULE = (
     "fastest per token, by the mean of lower and unoverlapped time (a run hides its exchanges in"
     " part, and host transfers as far as computation covers them) with what no exchange hides;"
@@ -94,11 +94,11 @@ def kinds_of(candidates: Candidates) -> Ints:
     """Return what tells kinds of plans apart: axes that split layers, policy and microbatches."""
     sizes = axis_sizes(candidates.factors)[:, [ICI_AXES.index(axis) for axis in _WITHIN_LAYERS]]
     kinds = np.column_stack([sizes, candidates.remat, candidates.microbatches])
-    stages = stages_of(candidates)
+    stages = _stages_of(candidates)
     return np.column_stack([kinds, stages]) if np.any(stages > 1) else kinds
 
 
-def stages_of(candidates: Candidates) -> Ints:
+def _stages_of(candidates: Candidates) -> Ints:
     return np.asarray(ways(sizes_by_name(candidates.meshes), "layers"))
 
 
@@ -130,8 +130,8 @@ def _first(request: SearchRequest, candidates: Candidates, rows: Ints, expected:
     on_chip = ~candidates.offloads[rows]
     if cost[on_chip].min(initial=np.inf) <= cost.min() * (1 + OFFLOAD_GAIN):
         places = places[on_chip]
-    plain = places[stages_of(candidates)[rows][places] == 1]
-    if cost[plain].min(initial=np.inf) <= cost[places].min() * (1 + PIPELINE_GAIN):
+    plain = places[_stages_of(candidates)[rows][places] == 1]
+    if cost[plain].min(initial=np.inf) <= cost[places].min() * (1 + _PIPELINE_GAIN):
         places = plain
     places = places[cost[places] <= cost[places].min() * (1 + TIE)]
     for values, within in (
@@ -204,10 +204,10 @@ def passed_over(plan: Plan, other: Plan) -> Reason | None:
 
 def loss(plan: Plan, other: Plan) -> float:
     """Return the share by which another takes longer for a token, as the ranking counts it."""
-    return ranked_s_per_token(other) / ranked_s_per_token(plan) - 1
+    return _ranked_s_per_token(other) / _ranked_s_per_token(plan) - 1
 
 
-def ranked_s_per_token(ranked: Plan) -> float:
+def _ranked_s_per_token(ranked: Plan) -> float:
     step_s = ranked.forecast.step_s
     unhidden_s = step_s.unoverlapped - ranked.forecast.hidden_s
     never_hidden_s = ranked.forecast.never_hidden_s

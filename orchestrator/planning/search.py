@@ -277,14 +277,14 @@ def make_layout(
         length=request.experiment.batch.length,
         sequences=batch,
         microbatches=microbatches,
-        mesh={**slice_sizes(request), **sizes},
+        mesh={**_slice_sizes(request), **sizes},
         links=group_links,
         chunks=chunks,
         gathers_once=gathers_once,
     )
 
 
-def slice_sizes(request: SearchRequest) -> dict[str, int]:
+def _slice_sizes(request: SearchRequest) -> dict[str, int]:
     shared = sharing(request.mesh)
     return {SLICE_REPLICAS: max(request.pods // prod(shared.values()), 1), **shared}
 
@@ -370,7 +370,7 @@ _NO_SIZES = np.ones(len(ICI_AXES), np.int64)
 def multiple_of(request: SearchRequest, sizes: Sizes) -> Ints:
     """Return what each mesh's batch is a multiple of: replicas times requested microbatches."""
     microbatches = request.experiment.batch.microbatches or 1
-    return np.asarray(ways(slice_sizes(request) | sizes, "batch") * microbatches)
+    return np.asarray(ways(_slice_sizes(request) | sizes, "batch") * microbatches)
 
 
 def _price(

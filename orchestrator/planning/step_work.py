@@ -142,7 +142,7 @@ def step_work(layout: Training, lines: list[LedgerLine]) -> StepWork:
     ]
     return StepWork(
         matmul_s=(_total(line.value for line in lines if line.resource == "mxu") - attention_s)
-        / small_product_share(layout),
+        / _small_product_share(layout),
         attention_s=attention_s / float(sum(widths) / sum(whole(one, _LANES) for one in widths)),
         hbm_s=_total(line.value for line in lines if line.resource == "hbm"),
         passes_s=pass_bytes(layout) / hbm_rate(layout),
@@ -161,7 +161,7 @@ def step_work(layout: Training, lines: list[LedgerLine]) -> StepWork:
     )
 
 
-def small_product_share(layout: Training) -> Number:
+def _small_product_share(layout: Training) -> Number:
     """The share of a large product's rate that this layout's matmuls reach, as their rows are few:
     over a ring a hop multiplies what came from both sides. The gradient of a weight, one product in
     three, is of whole arrays.

@@ -25,14 +25,14 @@ from orchestrator.values.plan import Plan, program_digest
 from orchestrator.values.proof import KINDS, Proof
 from orchestrator.values.spec import CompilersChoice, Spec
 
-SEARCH_SCHEMA = 1
+_SEARCH_SCHEMA = 1
 _COMPILER_BYTES = 4e9  # of memory, at most: docs/proof.md
 _SPARE = 4  # one in so many compilations is for what the first ones show
 _LOOK_S = 0.1
 _REPEATS = 0.01  # of the FLOPs: a program that repeats more was short of memory
 
 
-OnProgress = Callable[[str, str], None]  # how far it is, and what changes often
+_OnProgress = Callable[[str, str], None]  # how far it is, and what changes often
 
 
 class ComparedProgram(Value):
@@ -101,7 +101,7 @@ class ProgramSearch(Shown, Value):
 def search_programs(
     spec: Spec,
     most: int,
-    on_progress: OnProgress = lambda *_: None,
+    on_progress: _OnProgress = lambda *_: None,
     compile_plan: Callable[[Spec, Plan], ProofResult] = prove,
 ) -> ProgramSearch:
     """Compile at most so many plans of a spec, as many at once as cores and memory allow, each from
@@ -132,7 +132,7 @@ def search_programs(
     if compared[0].s_per_token == inf:
         raise next(iter(search.errors), OrchError("no plan of these has a schedule"))
     return ProgramSearch(
-        schema=SEARCH_SCHEMA, name=spec.name, first=first[0].plan.digest, compared=tuple(compared)
+        schema=_SEARCH_SCHEMA, name=spec.name, first=first[0].plan.digest, compared=tuple(compared)
     )
 
 
@@ -140,7 +140,7 @@ class _Search:
     """Compilations that run, and what they have found."""
 
     def __init__(
-        self, most: int, on_progress: OnProgress, compile_plan: Callable[[Spec, Plan], ProofResult]
+        self, most: int, on_progress: _OnProgress, compile_plan: Callable[[Spec, Plan], ProofResult]
     ) -> None:
         self.most, self.on_progress, self.compile_plan = most, on_progress, compile_plan
         self.compared: list[ComparedProgram] = []

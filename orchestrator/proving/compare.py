@@ -289,7 +289,7 @@ def _compared_collectives(
             # An axis of one device leaves no trace in a program.
             axes = tuple(axis for axis in planned.axes if plan.mesh[axis] > 1)
             key: _Key = axes, planned.link, planned.kind, planned.dtype
-            forecast[key] += ticks_share(plan, line.kind) * planned.bytes_per_step
+            forecast[key] += _ticks_share(plan, line.kind) * planned.bytes_per_step
     payload: dict[_Key, float] = defaultdict(float)
     calls: dict[_Key, float] = defaultdict(float)
     moves: list[programs.CompiledCollective | programs.DcnSend] = [*compiled.summary.collectives]
@@ -348,7 +348,7 @@ def _changes(compiled: programs.Compiled) -> tuple[proofs.CompilerChange, ...]:
 def _compared_flops(plan: AnyPlan, compiled: programs.Compiled) -> tuple[Comparison, ...]:
     """Matrix products, with those of experts' groups; what the compiler repeats; and attention."""
     counted = [
-        (line.kind, ticks_share(plan, line.kind) * line.inputs["flops"])
+        (line.kind, _ticks_share(plan, line.kind) * line.inputs["flops"])
         for line in plan.forecast.time
         if "flops" in line.inputs
     ]
@@ -375,7 +375,7 @@ _IN_TICKS = frozenset(
 )  # fmt: skip
 
 
-def ticks_share(plan: AnyPlan, kind: LineKind) -> float:
+def _ticks_share(plan: AnyPlan, kind: LineKind) -> float:
     """How often a program does what its ledger has once: more often where a pipeline has ticks in
     which not all stages have work.
     """

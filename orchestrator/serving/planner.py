@@ -41,7 +41,7 @@ from orchestrator.values.serving import (
     Wish,
 )
 
-SERVING_SCHEMA = 1
+_SERVING_SCHEMA = 1
 _BUSY = 0.9  # of the most requests per second, where a spec states no rate
 _STEPS_OF_TWO = 4  # numbers of requests that are tried between one and its double
 # Tokens of a prompt and of an answer, where a run says nothing of its requests.
@@ -143,7 +143,7 @@ def _points(layout: Serving, batch: Number, serve: Serve, engine: ServingConstan
 
 
 @dataclass(frozen=True)
-class Searched:
+class _Searched:
     """The layouts of a slice, the requests that each copy may have, and what it then does."""
 
     spec: ServingSpec
@@ -161,7 +161,7 @@ class Searched:
         return np.maximum(self.points.ttft_s / ttft, self.points.tpot_s / tpot)
 
 
-def searched(spec: ServingSpec) -> Searched:
+def searched(spec: ServingSpec) -> _Searched:
     serve, resources = spec.serve, spec.resources
     chip = catalog.chip_of(resources)
     topology = catalog.topology(chip, resources.topology)
@@ -215,7 +215,7 @@ def searched(spec: ServingSpec) -> Searched:
         fits = (points.batch <= most + 1e-9) & (points.batch >= 1) & (most >= 1)
         if not fits.any():
             raise NotServed(_too_many_text(spec, layout, most))
-    return Searched(spec, layout, most, points, fits, engine)
+    return _Searched(spec, layout, most, points, fits, engine)
 
 
 def make_serving_plan(spec: ServingSpec) -> ServingPlan:
@@ -234,7 +234,7 @@ def make_serving_plan(spec: ServingSpec) -> ServingPlan:
     return _write(found, (int(place[0]), int(place[1])))
 
 
-def _write(found: Searched, place: tuple[int, int]) -> ServingPlan:
+def _write(found: _Searched, place: tuple[int, int]) -> ServingPlan:
     spec, layout = found.spec, found.layout.column(place[0])
     serve, resources, chip = spec.serve, spec.resources, found.layout.chip
     topology = catalog.topology(chip, resources.topology)
@@ -243,7 +243,7 @@ def _write(found: Searched, place: tuple[int, int]) -> ServingPlan:
     mesh["experts"] = step.as_int(layout.expert_ways)
     network = decoder(serve.model)
     return ServingPlan(
-        schema=SERVING_SCHEMA,
+        schema=_SERVING_SCHEMA,
         name=spec.name,
         overrides=spec.overrides,
         serve=serve,
@@ -262,7 +262,7 @@ def _write(found: Searched, place: tuple[int, int]) -> ServingPlan:
 
 
 def _forecast(
-    found: Searched, layout: Serving, point: dict[str, float], place: tuple[int, int], chips: int
+    found: _Searched, layout: Serving, point: dict[str, float], place: tuple[int, int], chips: int
 ) -> ServingForecast:
     spec, serve, engine = found.spec, found.spec.serve, found.engine
     mix, batch, replicas = mix_of(serve), point["batch"], spec.resources.replicas
@@ -310,7 +310,7 @@ def _forecast(
     )
 
 
-def _most_rate(found: Searched, place: tuple[int, int], replicas: int) -> float:
+def _most_rate(found: _Searched, place: tuple[int, int], replicas: int) -> float:
     """Return the most output tokens/s of a layout, with all requests that have room."""
     layout = found.layout.column(place[0])
     most = found.most[place[0] : place[0] + 1]
@@ -421,7 +421,7 @@ def _overload_text(spec: ServingSpec, wanted: float, most: float) -> str:
     )
 
 
-def _unmet_text(found: Searched) -> str:
+def _unmet_text(found: _Searched) -> str:
     """Which wishes are missed, and the nearest wishes that are met, planned themselves."""
     spec, serve, points = found.spec, found.spec.serve, found.points
     excess = np.where(found.fits, found.excess, np.inf)

@@ -97,7 +97,7 @@ def parts(work: PassWork, engine: EngineConstants, products: Number = 1.0) -> di
     }
 
 
-class Rates(NamedTuple):
+class _Rates(NamedTuple):
     """What a mix of requests needs of one copy: seconds of a decoding step with all its requests,
     of the prefill of one request by itself, and of what that adds to steps that decode anyway.
     """
@@ -137,14 +137,14 @@ def mix_work(layout: Serving, batch: Number, mix: Mix) -> tuple[PassWork, PassWo
     )
 
 
-def rates(decoded: PassWork, chunked: PassWork, chunks: Number, engine: EngineConstants) -> Rates:
+def rates(decoded: PassWork, chunked: PassWork, chunks: Number, engine: EngineConstants) -> _Rates:
     """Return what a mix needs with an engine. A chunk joins a step that reads the weights in any
     case, so it adds only products and sums.
     """
     joined = chunked._replace(
         layers=0, mixture_layers=0, weights=0.0, expert_weights=0.0, cache=0.0
     )
-    return Rates(
+    return _Rates(
         step_s=expected_s(decoded, engine),
         prefill_s=chunks * expected_s(chunked, engine, engine.prefill),
         added_s=chunks * expected_s(joined, engine, engine.prefill),
@@ -164,7 +164,7 @@ def bound_tpot_s(decoded: PassWork, chunked: PassWork, prompts: Number) -> Numbe
 
 
 def ttft_s(
-    found: Rates, batch: Number, chunks: float, own_chunks: float, output: float,
+    found: _Rates, batch: Number, chunks: float, own_chunks: float, output: float,
     percentile: float,
 ) -> Number:  # fmt: skip
     """Seconds until the first token at a percentile, of a prompt of `own_chunks`. It waits for the
@@ -181,7 +181,7 @@ def ttft_s(
     return share * found.step_s + service / (2 * (1 - load)) * tail + own
 
 
-def tpot_at(found: Rates, batch: Number, output: float, percentile: float) -> Number:
+def tpot_at(found: _Rates, batch: Number, output: float, percentile: float) -> Number:
     """Seconds between tokens of a request at a percentile: the prefills that join its steps are as
     many as requests in work, in the mean, and spread like arrivals.
     """

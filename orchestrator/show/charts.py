@@ -171,9 +171,16 @@ def timeline(reading: RunReading) -> draw.BarChart:
 
 def over_steps(plan: Plan, report: Report, steps: StepTable) -> list[draw.Plot]:
     """Return speed, time, loss and learning rate over steps."""
-    speed = speed_over_steps(plan, report, steps)
-    times, loss = time_over_steps(plan, report, steps), loss_over_steps(steps)
-    return [*([speed] if speed else []), times, loss, learning_rate_over_steps(steps)]
+    speed = _speed_over_steps(plan, report, steps)
+    evaluations = [steps.evaluations[row] for row in sorted(steps.evaluations)]
+    held_out = tuple((float(taken.steps_done), taken.loss) for taken in evaluations)
+    curves = [draw.Curve("held-out", "expected", held_out)] if held_out else []
+    return [
+        *([speed] if speed else []),
+        _time_over_steps(plan, report, steps),
+        _over_steps(steps, steps, steps.loss, "loss", "{:.2f}".format, curves, from_0=False),
+        _over_steps(steps, steps, steps.learning_rate, "learning rate", "{:.3g}".format),
+    ]
 
 
 class HeatStrip(NamedTuple):
@@ -202,7 +209,7 @@ def host_strip(heat: HostHeat) -> HeatStrip:
     return HeatStrip(len(heat.steps), rows, key)
 
 
-def time_over_steps(plan: Plan, report: Report, steps: StepTable) -> draw.Plot:
+def _time_over_steps(plan: Plan, report: Report, steps: StepTable) -> draw.Plot:
     """Return seconds per step, with the forecast and its interval where they can be compared."""
     warm, step_s = steps.rows(steps.warm), plan.forecast.step_s
     curves, bands, last = list[draw.Curve](), list[draw.Band](), float(steps.index[-1] + 1)
@@ -217,18 +224,14 @@ def time_over_steps(plan: Plan, report: Report, steps: StepTable) -> draw.Plot:
         if curves and step_s.low is not None and step_s.high is not None:
             points = ((0.0, step_s.low, step_s.high), (last, step_s.low, step_s.high))
             bands.append(draw.Band("expected", points))
-    return _over_steps(steps, warm, warm.step_s, "time per step", _time_tick, curves, bands)
+
+    def show(value_s: float) -> str:
+        return fmt.seconds(value_s) if value_s else "0"
+
+    return _over_steps(steps, warm, warm.step_s, "time per step", show, curves, bands)
 
 
-def _time_tick(value_s: float) -> str:
-    return fmt.seconds(value_s) if value_s else "0"
-
-
-def learning_rate_over_steps(steps: StepTable) -> draw.Plot:
-    return _over_steps(steps, steps, steps.learning_rate, "learning rate", "{:.3g}".format)
-
-
-def speed_over_steps(plan: Plan, report: Report, steps: StepTable) -> draw.Plot | None:
+def _speed_over_steps(plan: Plan, report: Report, steps: StepTable) -> draw.Plot | None:
     """Return MFU with its prediction; None where either is unknown."""
     warm = steps.rows(steps.warm)
     if not (report.measured and report.measured.mfu and report.ratios):
@@ -249,13 +252,6 @@ def speed_over_steps(plan: Plan, report: Report, steps: StepTable) -> draw.Plot 
         points = ((0.0, mfu.low, mfu.high), (last, mfu.low, mfu.high))
         bands.append(draw.Band("expected", points))
     return _over_steps(steps, known, known.mfu, "MFU", fmt.percent, curves, bands)
-
-
-def loss_over_steps(steps: StepTable) -> draw.Plot:
-    evaluations = [steps.evaluations[row] for row in sorted(steps.evaluations)]
-    held_out = tuple((float(taken.steps_done), taken.loss) for taken in evaluations)
-    curves = [draw.Curve("held-out", "expected", held_out)] if held_out else []
-    return _over_steps(steps, steps, steps.loss, "loss", "{:.2f}".format, curves, from_0=False)
 
 
 def _over_steps(

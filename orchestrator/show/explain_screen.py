@@ -114,12 +114,33 @@ def inputs_table(inputs: Sequence[explained.Input], *, wraps: bool = False) -> l
 
 
 def published_parts(quotes: Sequence[explained.QuotedFigures]) -> list[list[ui.Part]]:
-    """Return the published figures of each question, each with what gives it."""
-    parts = []
+    """Return the published figures of each question, what gives each, and why they differ."""
+
+    def equation(computed: explained.ComputedValue, unit: str) -> str:
+        """Return symbols, numbers and value; a lone symbol or a number needs no middle step."""
+        formula = _written(computed.formula)
+        if not computed.formula.isidentifier() and computed.inputs:
+            formula += f" = {_put_in(computed)}"
+        return f"{formula} {_result(computed, unit)}"
+
+    blocks = []
     for entry in quotes:
-        title = _text("Published: ", entry.title, style="bold")
-        parts.append([title, *(part for figure in entry.figures for part in _quote(figure))])
-    return parts
+        parts: list[ui.Part] = [_text("Published: ", entry.title, style="bold")]
+        for figure in entry.figures:
+            unit = figure.unit
+            printed = f"{figure.about}: {_as_printed(figure.printed, unit)}"
+            agreement = "" if figure.agreement == "rounded" else f", {figure.agreement}"
+            exact = (
+                equation(figure.exact, unit) if figure.exact != figure.reproduced else "the same"
+            )
+            rows = [("from", f"{equation(figure.reproduced, unit)}{agreement}"), ("exact", exact)]
+            for remark in figure.asides:
+                rows += [("also", f"{remark.says}: {equation(remark.computed, remark.unit)}")]
+            rows += [("why", figure.why)] if figure.why else []
+            parts.append(_text("  ", f"{printed}  [{figure.source}]", 4))
+            parts += starmap(_labelled, rows)
+        blocks.append(parts)
+    return blocks
 
 
 def sources_parts(sources: Sequence[explained.Citation]) -> list[ui.Part]:
@@ -170,26 +191,6 @@ def _result(computed: explained.ComputedValue, unit: str) -> str:
     elif unit == "MFU":
         text = f"{fmt.percent(value)} MFU"
     return f"= {text}".replace(" ", ui.NO_BREAK)
-
-
-def _quote(figure: explained.QuotedFigure) -> list[ui.Part]:
-    """Return a published figure, what reproduces it, the exact value, and why they differ."""
-
-    def equation(computed: explained.ComputedValue, unit: str) -> str:
-        """Return symbols, numbers and value; a lone symbol or a number needs no middle step."""
-        formula = _written(computed.formula)
-        if not computed.formula.isidentifier() and computed.inputs:
-            formula += f" = {_put_in(computed)}"
-        return f"{formula} {_result(computed, unit)}"
-
-    printed = f"{figure.about}: {_as_printed(figure.printed, figure.unit)}"
-    agreement = "" if figure.agreement == "rounded" else f", {figure.agreement}"
-    exact = equation(figure.exact, figure.unit) if figure.exact != figure.reproduced else "the same"
-    rows = [("from", f"{equation(figure.reproduced, figure.unit)}{agreement}"), ("exact", exact)]
-    for remark in figure.asides:
-        rows += [("also", f"{remark.says}: {equation(remark.computed, remark.unit)}")]
-    rows += [("why", figure.why)] if figure.why else []
-    return [_text("  ", f"{printed}  [{figure.source}]", 4), *starmap(_labelled, rows)]
 
 
 def _expected(step: explained.ExpectedStep) -> list[ui.Part]:

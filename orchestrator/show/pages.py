@@ -35,7 +35,6 @@ from orchestrator.values.codec import Value
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
 from orchestrator.values.report import Report
-from orchestrator.values.run import Run
 from orchestrator.values.serving import ServingPlan
 
 _PAGE = "report.html"
@@ -143,19 +142,12 @@ def page_of(journal: Journal, proof: Proof | None) -> tuple[str, Report, Serving
     run = reading.run
     plan, full = journal.current_plan(run), journal.full_plan(run) if run.rehearses else None
     link = run_link(run.tracking) if run.tracking else None
-    serving = _serving_of(run, full or plan)
+    serving = None  # of a finished run; `orch plan RUN --serve` says why there is none
+    if run.state == "succeeded":
+        with suppress(SpecError):
+            serving = make_serving_plan(serving_of(full or plan))
     text = _run_page(reading, plan, rehearsed=full, proof=proof, mlflow=link, serving=serving)
     return text, reading.report, serving
-
-
-def _serving_of(run: Run, plan: Plan) -> ServingPlan | None:
-    """Return how the model of a finished run is served; `orch plan RUN --serve` says why not."""
-    if run.state != "succeeded":
-        return None
-    try:
-        return make_serving_plan(serving_of(plan))
-    except SpecError:
-        return None
 
 
 def _run_page(

@@ -106,6 +106,13 @@ def _decisions(plan: Plan, *, full: bool) -> list[ui.Part]:
         f" {plan.precision.compute} on {plan.precision.parameters} parameters,"
         f" gradients reduced {_REDUCTIONS[plan.gradient_reduction]}"
     )
+    pipeline = ""
+    if cut := plan.pipeline:
+        layers, empty = fmt.counted(cut.layers_per_chunk, "layer"), cut.empty_layers
+        pipeline = f"{cut.stages} stages x {fmt.counted(cut.chunks, 'chunk')} of {layers}"
+        pipeline += f" ({fmt.counted(empty, 'place')} without a layer)" if empty else ""
+        gathered = "once a step" if cut.weight_gather == "per_step" else "in each pass"
+        pipeline += f", matrices gathered {gathered}"
     counts = map(fmt.count, (search.enumerated, search.realizable, search.priced))
     found = "{} placements, {} realizable, {} priced".format(*counts)
     rows = [
@@ -113,23 +120,13 @@ def _decisions(plan: Plan, *, full: bool) -> list[ui.Part]:
         ("mesh", f"{slices} dcn | {inside}"),
         ("batch", batch),
         ("step", step),
-        ("pipeline", _pipeline(plan)),
+        ("pipeline", pipeline),
         ("choice", _choice(plan)),
         ("search", found if full else ""),
         ("rates", f"measured on these chips, profile {short(profile)}" if profile else ""),
         ("set", " ".join(plan.overrides)),
     ]
     return [ui.Table([(name, text) for name, text in rows if text], "<w")]
-
-
-def _pipeline(plan: Plan) -> str:
-    if (pipeline := plan.pipeline) is None:
-        return ""
-    layers, empty = fmt.counted(pipeline.layers_per_chunk, "layer"), pipeline.empty_layers
-    text = f"{pipeline.stages} stages x {fmt.counted(pipeline.chunks, 'chunk')} of {layers}"
-    text += f" ({fmt.counted(empty, 'place')} without a layer)" if empty else ""
-    gathered = "once a step" if pipeline.weight_gather == "per_step" else "in each pass"
-    return f"{text}, matrices gathered {gathered}"
 
 
 def _choice(plan: Plan) -> str:

@@ -49,7 +49,7 @@ def profile_verdict(profile: Profile) -> str:
         return f"{step}. Furthest off: {name}, {fmt.seconds(more_s)} more than {against}."
     largest = max(profile.lines, key=lambda line: line.measured_s)
     share = fmt.percent(largest.measured_s / profile.step_s)
-    return f"{step}. Most of it, {share}, is {line_name(largest)}."
+    return f"{step}. Most of it, {share}, is {_line_name(largest)}."
 
 
 def _furthest(profile: Profile) -> tuple[str, float, str] | None:
@@ -63,7 +63,7 @@ def _furthest(profile: Profile) -> tuple[str, float, str] | None:
         if line.expected_s is not None:
             expected[line.part] = line.expected_s
     off = [(measured[part] - s, part, "expected") for part, s in expected.items()] or [
-        (line.measured_s - line.scheduled_s, line_name(line), "scheduled")
+        (line.measured_s - line.scheduled_s, _line_name(line), "scheduled")
         for line in profile.lines
         if line.scheduled_s is not None
     ]
@@ -71,7 +71,7 @@ def _furthest(profile: Profile) -> tuple[str, float, str] | None:
     return (name, more_s, against) if more_s > _SMALL * profile.step_s else None
 
 
-def line_name(line: ProfileLine) -> str:
+def _line_name(line: ProfileLine) -> str:
     return _NAMES.get(line.kind, line.kind.replace("_", " "))
 
 
@@ -99,7 +99,7 @@ def line_rows(profile: Profile) -> tuple[ui.Row, list[ui.Row]]:
     for line in (*lines, total):
         cells = (_cell(getattr(line, key)) for key in known.values())
         share = fmt.percent(line.measured_s / profile.step_s)
-        rows.append((line_name(line), *cells, share))
+        rows.append((_line_name(line), *cells, share))
     return ("line", *known, "share"), rows
 
 

@@ -17,7 +17,7 @@ from orchestrator.values.plan import ATTENTION_LINES
 from orchestrator.values.program import AnyPlan
 
 if TYPE_CHECKING:
-    from orchestrator.proving.choose import ComparedProgram, ProgramSearch
+    from orchestrator.proving.choose import ProgramSearch
     from orchestrator.proving.verdict import ProofResult
 
 _LARGEST = 5  # buffers that are shown
@@ -295,7 +295,18 @@ def search_screen(search: "ProgramSearch", next_command: str) -> ui.Screen:
             rows[-1] = (f"{mesh} {_MARKS[len(notes) % len(_MARKS)]}", *rows[-1][1:])
             notes.append(f"{_MARKS[len(notes) % len(_MARKS)]} {'; '.join(says)}")
     asked = next(each for each in search.compared if each.plan.digest == search.first)
-    choice = _choice_text(search, asked)
+    took = fmt.seconds(best.scheduled_s or 0.0)
+    if best is asked:
+        choice = f"Search: the compiler schedules the spec's own plan fastest, {took} a step."
+    elif asked.scheduled_s is None:
+        choice = f"Search: the compiler schedules the first plan fastest, {took} a step."
+    else:
+        gain = 1 - best.s_per_token / (asked.scheduled_s / asked.plan.batch.tokens)
+        asked_s = fmt.seconds(asked.scheduled_s)
+        choice = (
+            f"Search: the compiler schedules the first plan in {took} a step, {fmt.percent(gain)}"
+            f" less per token than the plan of the spec ({asked_s})."
+        )
     return ui.screen(
         [ui.Title(headline(best.plan), f"{fmt.counted(len(search.compared), 'plan')} compared")],
         ui.section(f"seconds of a step, by mesh ({'.'.join(axes)})", [
@@ -308,21 +319,6 @@ def search_screen(search: "ProgramSearch", next_command: str) -> ui.Screen:
 
 _NEGLIGIBLE = 0.001  # a share of the work
 _MARKS = "abcdefghijklmnopqrstuvwxyz"
-
-
-def _choice_text(search: "ProgramSearch", asked: "ComparedProgram") -> str:
-    best = search.best
-    took = fmt.seconds(best.scheduled_s or 0.0)
-    if best is asked:
-        return f"Search: the compiler schedules the spec's own plan fastest, {took} a step."
-    if asked.scheduled_s is None:
-        return f"Search: the compiler schedules the first plan fastest, {took} a step."
-    gain = 1 - best.s_per_token / (asked.scheduled_s / asked.plan.batch.tokens)
-    own = fmt.seconds(asked.scheduled_s)
-    return (
-        f"Search: the compiler schedules the first plan in {took} a step, {fmt.percent(gain)} less"
-        f" per token than the plan of the spec ({own})."
-    )
 
 
 # A proof's schedule: where the compiled step loses time, by line, product and transfer.

@@ -52,14 +52,6 @@ def _interval(figure: ServingEstimate) -> str:
     return f"{_INTERVAL} {fmt.span(fmt.seconds(figure.low), fmt.seconds(figure.high))}"
 
 
-def _output_interval(plan: ServingPlan) -> str:
-    """Return the interval of output; where all that arrives is answered, what arrives."""
-    rate = plan.forecast.output_tokens_per_s
-    if rate.low == rate.high:
-        return "all that is asked for"
-    return f"{_INTERVAL} {fmt.span(fmt.scaled(rate.low), fmt.scaled(rate.high))}"
-
-
 def headline(plan: ServingPlan) -> str:
     chips = fmt.counted(plan.chips, f"{plan.chip} chip")
     return f"{plan.name}: {chips}, {fmt.counted(plan.replicas, 'slice')} of {plan.topology}"
@@ -72,11 +64,14 @@ def serving_screen(
     forecast, serve, memory = plan.forecast, plan.serve, plan.forecast.memory
     rate = forecast.output_tokens_per_s
     used = memory.weights_bytes + memory.activations_bytes + memory.cache_bytes
+    output = "all that is asked for"  # where all that arrives is answered
+    if rate.low != rate.high:
+        output = f"{_INTERVAL} {fmt.span(fmt.scaled(rate.low), fmt.scaled(rate.high))}"
     rows = [
         ("fits", f"yes: {fmt.in_memory(used)} of {fmt.in_memory(memory.hbm_bytes)} per device"),
         ("TTFT", _wish(serve.ttft, forecast.ttft_s)),
         ("TPOT", _wish(serve.tpot, forecast.tpot_s)),
-        ("output", f"{fmt.scaled(rate.expected)} tokens/s, {_output_interval(plan)}"),
+        ("output", f"{fmt.scaled(rate.expected)} tokens/s, {output}"),
     ]  # fmt: skip
     if cost := forecast.dollars_per_million_output_tokens:
         dollars = fmt.span(*(f"${value:,.2f}" for value in (cost.low, cost.high)))
@@ -159,18 +154,16 @@ def _decisions(plan: ServingPlan) -> list[ui.Row]:
 
 
 def _lines(lines: tuple[LedgerLine, ...]) -> ui.Table:
-    rows = [(line.name, _amount(line), fmt.seconds(line.value)) for line in lines]
+    rows = []
+    for line in lines:  # its name, its work and its rate, its seconds
+        numbers = dict(line.inputs)
+        rate = numbers.pop(next(name for name in ("bandwidth", "peak", "rate") if name in numbers))
+        unit = "FLOP" if "flops" in numbers else "B"
+        size = fmt.with_unit(numbers.get("flops", numbers.get("bytes", 0.0)), unit)
+        times = f"{numbers['requests']:,.4g} x " if "requests" in numbers else ""
+        amount = f"{times}{size} at {fmt.with_unit(rate, unit + '/s')}"
+        rows.append((line.name, amount, fmt.seconds(line.value)))
     return ui.Table(rows, "<<>", bars=[line.value for line in lines])
-
-
-def _amount(line: LedgerLine) -> str:
-    """Return the work of a line and its rate."""
-    numbers = dict(line.inputs)
-    rate = numbers.pop(next(name for name in ("bandwidth", "peak", "rate") if name in numbers))
-    unit = "FLOP" if "flops" in numbers else "B"
-    size = fmt.with_unit(numbers.get("flops", numbers.get("bytes", 0.0)), unit)
-    times = f"{numbers['requests']:,.4g} x " if "requests" in numbers else ""
-    return f"{times}{size} at {fmt.with_unit(rate, unit + '/s')}"
 
 
 def _estimates(plan: ServingPlan) -> ui.Table:

@@ -240,12 +240,12 @@ def _progress(status: Status) -> _Facts:
     for slowdown in worst_slowdowns(status.slowdowns)[:1]:
         more = len(status.slowdowns) - 1
         others = f"; {fmt.counted(more, 'other slowdown')}" if more else ""
-        yield "slow", f"{slowdown.text}{others}: {slowdown_command(slowdown, status)}"
+        yield "slow", f"{slowdown.text}{others}: {_slowdown_command(slowdown, status)}"
     slices = status.attempts[-1].slices if status.attempts else ()
     yield "pods", f"{status.pods}{fewer}" + (f": {', '.join(slices)}" if slices else "")
 
 
-def slowdown_command(slowdown: Slowdown, run: Run) -> str:
+def _slowdown_command(slowdown: Slowdown, run: Run) -> str:
     """Return the command that shows more of a slowdown."""
     storage = folder(run.journal).parent
     if slowdown.rank is not None:

@@ -38,10 +38,10 @@ def show_top(runs: Sequence[str], storage: Path) -> None:
     """Show runs on a terminal until q or Ctrl-C; elsewhere once."""
     watch = Watch(runs, storage)
     following = run_command("report", runs[0], storage, *runs[1:], "--watch")
-    keep_showing(lambda: top_screen(watch.look(), following), LOOK_EVERY_S)
+    keep_showing(lambda: _top_screen(watch.look(), following), LOOK_EVERY_S)
 
 
-def top_screen(runs: Sequence[WatchedRun], following: str) -> ui.Screen:
+def _top_screen(runs: Sequence[WatchedRun], following: str) -> ui.Screen:
     """Return all runs, one below the other: one in full, of several the main figures."""
     blocks = list[Sequence[ui.Part]]()
     for run in runs:

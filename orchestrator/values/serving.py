@@ -86,14 +86,14 @@ class Serve(Value):
 
     @property
     def prompt_tokens(self) -> float:
-        return mean_tokens(self.prompt)
+        return _mean_tokens(self.prompt)
 
     @property
     def output_tokens(self) -> float:
-        return mean_tokens(self.output)
+        return _mean_tokens(self.output)
 
 
-def mean_tokens(lengths: _Lengths) -> float:
+def _mean_tokens(lengths: _Lengths) -> float:
     return sum(length.tokens * length.share for length in lengths)
 
 

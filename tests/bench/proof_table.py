@@ -24,7 +24,7 @@ from orchestrator import catalog
 from orchestrator.errors import OrchError
 from orchestrator.formatting import GIB
 from orchestrator.planning.planner import make_plan
-from orchestrator.proving.compare import _reported_bytes, ticks_share
+from orchestrator.proving.compare import _reported_bytes, _ticks_share
 from orchestrator.proving.verdict import prove
 from orchestrator.values import codec
 from orchestrator.values.plan import Forecast, Plan
@@ -82,7 +82,7 @@ class Result:
     @property
     def flops(self) -> float | None:
         counted = sum(
-            ticks_share(self.plan, line.kind) * line.inputs.get("flops", 0.0)
+            _ticks_share(self.plan, line.kind) * line.inputs.get("flops", 0.0)
             for line in self.forecast.time
         )
         return counted / self.compiled.flops if self.compiled.flops else None
@@ -185,7 +185,7 @@ def result_of(row: BenchPlan, compiled: CompiledPlan) -> Result:
         if one := line.collective:
             # An axis of one device leaves no trace in a program.
             axes = (axis for axis in one.axes if plan.mesh[axis] > 1)
-            payload[group(one.link, axes)] += ticks_share(plan, line.kind) * one.bytes_per_step
+            payload[group(one.link, axes)] += _ticks_share(plan, line.kind) * one.bytes_per_step
     return Result(row=row, compiled=compiled, plan=plan, payload_bytes=payload)
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from orchestrator.catalog.chips import FOLDER
 from orchestrator.catalog.serving import _LEARNED, learned
 from orchestrator.evidence.score.serving import (
-    BY_DOCUMENT,
-    BY_ENGINE,
+    _BY_DOCUMENT,
+    _BY_ENGINE,
     By,
     ServingScore,
     cross_validated,
@@ -23,7 +23,7 @@ from orchestrator.evidence.score.serving import (
     waits_of,
     with_catalog_constants,
 )
-from orchestrator.evidence.score.serving_fit import Figures, Fit, figures_of, fit, forecast, plain
+from orchestrator.evidence.score.serving_fit import Fit, _Figures, figures_of, fit, forecast, plain
 from orchestrator.evidence.score.serving_runs import (
     DISAGGREGATED,
     SERVING,
@@ -65,7 +65,7 @@ def learn() -> dict[str, Any]:
     figures = figures_of(usable)
     made = fit(figures)
     apart = runs_of(read(DISAGGREGATED))[0]
-    document, engine = BY_DOCUMENT, BY_ENGINE
+    document, engine = _BY_DOCUMENT, _BY_ENGINE
     spreads = {
         "known": _spread(usable, document),
         "unknown": _spread(usable, engine, known=False),
@@ -116,7 +116,7 @@ def _table(made: Fit, runs: Sequence[ServingRun]) -> dict[str, dict[str, dict[st
     return found
 
 
-def best_shares(figures: Figures) -> dict[str, float]:
+def best_shares(figures: _Figures) -> dict[str, float]:
     """Return the one share of HBM bandwidth and the one MFU that all runs fit best."""
     shares = np.arange(0.1, 1.0, 0.02)
     errors = {

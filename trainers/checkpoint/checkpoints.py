@@ -30,8 +30,8 @@ _ADVICE = "; put one back that is whole, or submit the run anew"
 
 
 # Checkpoints of one mesh on another: a pipeline stores layers by its stages and chunks. A stack of
-# L layers is [L, ...], or [chunks, places, ...] for a pipeline. Flat, both have layers in order; the
-# last places of a pipeline may be empty. So only the shape of an array differs.
+# L layers is [L, ...], or [chunks, places, ...] for a pipeline. Flat, both have layers in order;
+# the last places of a pipeline may be empty. So only the shape of an array differs.
 
 Layers = Mapping[str, int]  # by the name of the part of a state that stacks them
 NO_LAYERS: Layers = {}

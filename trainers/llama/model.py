@@ -81,11 +81,11 @@ def batch_loss(
         if name not in stacks:
             reduced = _reduced_in_backward(runtime, {name: parameters[name]}, {name: spec})
             parameters = {**parameters, **reduced}
-    x, routed = residual_stream(runtime, parameters, batch["inputs"])
+    x, routed = _residual_stream(runtime, parameters, batch["inputs"])
     return head_loss(runtime, parameters, x, batch["targets"]), routed
 
 
-def residual_stream(
+def _residual_stream(
     runtime: Runtime, parameters: Parameters, words: jax.Array
 ) -> tuple[jax.Array, Routed | None]:
     """Words [b, S/s] -> the residual stream after the last block [b, S/(s Y), D]."""

@@ -39,7 +39,7 @@ _Sizes = tuple[int, int, int]  # p, v, m
 # The schedule
 
 
-class Turn(NamedTuple):
+class _Turn(NamedTuple):
     """What a stage runs in a tick: arrays [ticks, p]. What a forward pass keeps waits in a slot for
     the backward pass.
     """
@@ -50,20 +50,20 @@ class Turn(NamedTuple):
     slot: Any
 
 
-class Turns(NamedTuple):
+class _Turns(NamedTuple):
     """Work of stages in each tick. Arrays [ticks] have the microbatches whose words are looked up
     for the next tick, whose loss is made, and whose words got their gradient the tick before; -1
     where there is none.
     """
 
-    forward: Turn
-    backward: Turn
+    forward: _Turn
+    backward: _Turn
     looked_up: Any
     head: Any
     finished: Any
 
 
-def schedule(stages: int, chunks: int, microbatches: int) -> tuple[Turns, int]:
+def schedule(stages: int, chunks: int, microbatches: int) -> tuple[_Turns, int]:
     """Return the turns of all stages, and how many slots they need."""
     # Microbatches pass in groups of p: each chunk takes a group before the next chunk does.
     work, group = microbatches * chunks, stages * chunks
@@ -90,14 +90,14 @@ def schedule(stages: int, chunks: int, microbatches: int) -> tuple[Turns, int]:
                     held[tuple(what)] = free
                 elif is_busy:
                     both[1, 3, tick, stage] = held.pop(tuple(what))
-    forward, back = (Turn(*rows) for rows in both)
+    forward, back = (_Turn(*rows) for rows in both)
 
-    def microbatches_of(turn: Turn, stage: int, chunk: int) -> Any:
+    def microbatches_of(turn: _Turn, stage: int, chunk: int) -> Any:
         is_there = (turn.is_busy[:, stage] == 1) & (turn.chunk[:, stage] == chunk)
         return np.where(is_there, turn.microbatch[:, stage], -1)
 
     begun, ended = microbatches_of(forward, 0, 0), microbatches_of(back, 0, 0)
-    turns = Turns(
+    turns = _Turns(
         forward,
         back,
         looked_up=np.append(begun[1:], -1),
@@ -259,7 +259,7 @@ class _Passes:
         return self._with_word_gradients(state, self.plan.microbatches - 1) if train else state.sums
 
     def _run_parts(
-        self, parts: list[tuple[Kind, int]], state: _State, turns: Turns
+        self, parts: list[tuple[Kind, int]], state: _State, turns: _Turns
     ) -> tuple[_State, None]:
         for kind, count in parts:
             own = jax.tree.map(lambda row: jnp.asarray(row[:count]), turns)  # noqa: B023
@@ -267,7 +267,7 @@ class _Passes:
             state, _ = jax.lax.scan(partial(self._tick, kind), state, own)
         return state, None
 
-    def _tick(self, kind: Kind, state: _State, turns: Turns) -> tuple[_State, None]:
+    def _tick(self, kind: Kind, state: _State, turns: _Turns) -> tuple[_State, None]:
         # Each transfer has a pass to run with: the gradient of the last tick this forward pass, and
         # the output of that this backward pass.
         around, gradient, y = self.plan.chunks > 1, state.gradient, state.arrived
@@ -290,7 +290,7 @@ class _Passes:
             state = self._with_backward_pass(state, _of_stage(turns.backward), gradient)
         return state, None
 
-    def _with_forward_pass(self, state: _State, turn: Turn) -> tuple[_State, jax.Array]:
+    def _with_forward_pass(self, state: _State, turn: _Turn) -> tuple[_State, jax.Array]:
         if state.kept is None:
             (y, _), _ = self._run_chunk(self._chunk, state.arrived, turn.chunk, turn.microbatch)
             return state, y
@@ -300,7 +300,7 @@ class _Passes:
         routed = self._added(state.sums.routed, routed, turn.chunk)
         return state._replace(kept=kept, sums=state.sums._replace(routed=routed)), y
 
-    def _with_backward_pass(self, state: _State, turn: Turn, gradient: jax.Array) -> _State:
+    def _with_backward_pass(self, state: _State, turn: _Turn, gradient: jax.Array) -> _State:
         # Only how to pull back is taken from this forward pass, so the compiler leaves it out.
         _, pull, _, _ = self._differentiated(jnp.zeros_like(gradient), turn.chunk, turn.microbatch)
         needed, tree = jax.tree.flatten((pull.args_res[-1], pull.opaque_residuals))
@@ -446,8 +446,8 @@ def _stage() -> jax.Array:
     return jax.lax.axis_index(PIPELINE)
 
 
-def _of_stage(turn: Turn) -> Turn:
-    return Turn(*_at(tuple(turn), _stage()))
+def _of_stage(turn: _Turn) -> _Turn:
+    return _Turn(*_at(tuple(turn), _stage()))
 
 
 def _at(tree: Any, index: jax.Array | int) -> Any:

@@ -21,24 +21,24 @@ _EXPONENT = 0x7F800000  # the bits of an fp32 number that hold its power of two
 _Axes = tuple[Sequence[int], Sequence[int]]  # of both factors
 
 
-class Factor(NamedTuple):
+class _Factor(NamedTuple):
     """A factor as it multiplies, and in a narrow type the power of two that one stands for."""
 
     values: jax.Array
     unit: jax.Array | None = None
 
 
-def factor(x: jax.Array, kind: Any | None) -> Factor:
+def factor(x: jax.Array, kind: Any | None) -> _Factor:
     """x as it is, or in a narrow type, its largest number here near the largest of the type."""
     if kind is None:
-        return Factor(x)
+        return _Factor(x)
     most = jnp.maximum(jnp.max(jnp.abs(x)).astype(jnp.float32), _LEAST)
     bits = jax.lax.bitcast_convert_type(most, jnp.int32) & _EXPONENT
     unit = jax.lax.bitcast_convert_type(bits, jnp.float32) / _TOP[kind]
-    return Factor((x * (1 / unit).astype(x.dtype)).astype(kind), unit)
+    return _Factor((x * (1 / unit).astype(x.dtype)).astype(kind), unit)
 
 
-def multiply(x: Factor, y: Factor, axes: _Axes, dtype: Any, batch: int = 0) -> jax.Array:
+def multiply(x: _Factor, y: _Factor, axes: _Axes, dtype: Any, batch: int = 0) -> jax.Array:
     """Their product over these axes, of each of the first `batch` dimensions, rounded once."""
     if x.unit is None or y.unit is None:
         return jnp.tensordot(x.values, y.values, axes)

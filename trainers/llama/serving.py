@@ -161,7 +161,7 @@ def _cache_leaves(program: ServedProgram, stack: Stack) -> dict[str, tuple[tuple
     return found
 
 
-def empty_cache(program: ServedProgram) -> dict[str, _Cache]:
+def _empty_cache(program: ServedProgram) -> dict[str, _Cache]:
     """Return a cache without positions. A narrow type is in units of a scale, here one."""
 
     def leaf(name: str, shape: tuple[int, ...]) -> jax.Array:
@@ -202,7 +202,7 @@ def served(program: ServedProgram, mesh: Mesh | AbstractMesh) -> tuple[Any, Any,
     runtime = _ServingRuntime(cast(Plan, program), {}, grouped, on_gpu=platform == "gpu")
     start = partial(parameters.start, program, DTYPES[program.precision.compute])
     weights = jax.eval_shape(lambda: stored_weights(program, start(jnp.int32(0))))
-    shapes = {"cache": jax.eval_shape(lambda: empty_cache(program)), "parameters": weights}
+    shapes = {"cache": jax.eval_shape(lambda: _empty_cache(program)), "parameters": weights}
     specs = {
         "cache": {
             stack.name: {name: spec for name, (_, spec) in _cache_leaves(program, stack).items()}

@@ -18,7 +18,7 @@ from trainers.contract import Program
 
 State = dict[str, Any]
 BATCH = P(LOGICAL_AXES["batch"])
-SHARDINGS = {"into": P(None, "tensor"), "out": P("tensor")}  # [length, d_ff], [d_ff]
+_SHARDINGS = {"into": P(None, "tensor"), "out": P("tensor")}  # [length, d_ff], [d_ff]
 
 
 def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
@@ -37,10 +37,10 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
         optax.adam(0.0),
         lambda _, sharding: sharding,
         shapes["moments"],
-        SHARDINGS,
+        _SHARDINGS,
         transform_non_params=lambda _: P(),
     )
-    specs = {"step": P(), "weights": SHARDINGS, "moments": moments}
+    specs = {"step": P(), "weights": _SHARDINGS, "moments": moments}
     state = jax.tree.map(partial(_placed, mesh), shapes, specs)
     batch = {
         "words": jax.ShapeDtypeStruct((rows, length), jnp.float32),

@@ -19,7 +19,6 @@ from orchestrator.evidence.score.serving_fit import (
     fit,
     plain,
 )
-from orchestrator.evidence.score.serving_room import ServingRoom, rooms
 from orchestrator.evidence.score.serving_runs import (
     DISAGGREGATED,
     SERVING,
@@ -30,11 +29,13 @@ from orchestrator.evidence.score.serving_runs import (
 )
 from orchestrator.evidence.score.serving_times import (
     Handover,
+    ServingRoom,
     best_handover,
     bounds,
     expected,
     first_tokens,
     loop_ttft_s,
+    rooms,
     strays,
 )
 from orchestrator.values.codec import Value
@@ -42,9 +43,9 @@ from orchestrator.values.serving import ANY_ENGINE, EngineConstants
 
 _FIGURES = ("output_tokens", "tpot", "ttft")
 By = Callable[[ServingRun], Any]
-BY_DOCUMENT: By = attrgetter("document")
-BY_ENGINE: By = attrgetter("engine")
-NO_HANDOVER = Handover(1.0, 0.0, 0.0)
+_BY_DOCUMENT: By = attrgetter("document")
+_BY_ENGINE: By = attrgetter("engine")
+_NO_HANDOVER = Handover(1.0, 0.0, 0.0)
 
 
 class ServingRow(Value):
@@ -126,7 +127,7 @@ def own(made: Fit, run: ServingRun) -> tuple[EngineConstants, float]:
 
 def handover_of(runs: Sequence[ServingRun], made: Fit) -> Handover:
     apart = [(run, run.prefill, *own(made, run)) for run in runs if run.prefill]
-    return best_handover(apart) if apart else NO_HANDOVER
+    return best_handover(apart) if apart else _NO_HANDOVER
 
 
 def waits_of(runs: Sequence[ServingRun], made: Fit) -> dict[str, float]:
@@ -161,12 +162,12 @@ def cross_validated(hold_out: str, path: Path | None = None) -> ServingScore:
     prompts differ from what the project's other runs teach.
     """
     runs, left_out = runs_of(read(path or SERVING))
-    by: By | None = {"document": BY_DOCUMENT, "software": BY_ENGINE}.get(hold_out)
+    by: By | None = {"document": _BY_DOCUMENT, "software": _BY_ENGINE}.get(hold_out)
     if by is None:
         raise SpecError(f"serving runs are held out by document or software, not by {hold_out}")
 
     def others(name: Any) -> Fit:
-        return _base(name if by is BY_ENGINE else None)
+        return _base(name if by is _BY_ENGINE else None)
 
     rows = dict[str, ServingRow]()
     together = [run for run in runs if not run.prefill], _nothing, "known"
@@ -205,7 +206,7 @@ def _row(
     shares = learned().baseline
     baseline = plain(shares["bandwidth"], shares["mfu"])
     found = expected(run, constants.engine, slower, handover)
-    simple = expected(run, baseline, 1.0, NO_HANDOVER)
+    simple = expected(run, baseline, 1.0, _NO_HANDOVER)
     most_rate, least_tpot_s = bounds(run, found.batch)
     ttft_s = found.ttft_s if run.prefill else None
     if (simulated_s := loop_ttft_s(run, constants.engine, slower)) is not None:

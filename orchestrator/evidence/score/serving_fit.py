@@ -34,7 +34,7 @@ _PRIOR = {
 _MEAN, _DEVIATION = (np.array([_PRIOR[name][i] for name in NAMES]) for i in (0, 1))
 
 
-class Figures(NamedTuple):
+class _Figures(NamedTuple):
     """Every figure of the runs, along the last axes: its kind, and what it follows from."""
 
     runs: NDArray[np.object_]
@@ -48,12 +48,12 @@ class Figures(NamedTuple):
     copies: Floats
     in_waves: NDArray[np.bool_]
 
-    def at(self, places: NDArray[np.int64]) -> "Figures":
+    def at(self, places: NDArray[np.int64]) -> "_Figures":
         kept: Any = [part[..., places] for part in self]
-        return Figures(*kept)
+        return _Figures(*kept)
 
 
-def figures_of(runs: Sequence[ServingRun]) -> Figures:
+def figures_of(runs: Sequence[ServingRun]) -> _Figures:
     """Return the figures that teach constants: of runs with slices for prompts only TPOT."""
     entries: list[tuple[Any, ...]] = []
     for run in (run for run in runs if run.tpot_limit_s is None):
@@ -64,7 +64,7 @@ def figures_of(runs: Sequence[ServingRun]) -> Figures:
         known = (decoded, chunked, chunks, run.batch, run.output, float(run.copies), run.in_waves)
         entries += [(run, kind, value, *known) for kind, value in enumerate(stated) if value]
     columns = zip(*entries, strict=True)
-    return Figures(np.array(next(columns), object), *(np.array(column).T for column in columns))
+    return _Figures(np.array(next(columns), object), *(np.array(column).T for column in columns))
 
 
 def mix_of(run: ServingRun, batch: float) -> tuple[PassWork, PassWork, float]:
@@ -73,7 +73,7 @@ def mix_of(run: ServingRun, batch: float) -> tuple[PassWork, PassWork, float]:
     return *step.mix_work(run.layout, batch, mix), mix.chunks
 
 
-def forecast(figures: Figures, engine: EngineConstants) -> Floats:
+def forecast(figures: _Figures, engine: EngineConstants) -> Floats:
     works = PassWork(*figures.decoded), PassWork(*figures.chunked)
     found = step.rates(*works, figures.chunks, engine)
     whole = found.tpot_s(figures.batch, figures.output)
@@ -119,7 +119,7 @@ class Fit:
         return own if self.base is None else own | self.base.engines
 
 
-def fit(figures: Figures, base: Fit | None = None, steps: int = 11) -> Fit:
+def fit(figures: _Figures, base: Fit | None = None, steps: int = 11) -> Fit:
     runs, names = figures.runs, len(NAMES)
     keys = [_keys(run.engine, run.chip) for run in runs]
     groups = list(dict.fromkeys(key for row in keys for key in row))

@@ -7,13 +7,25 @@ from typing import NamedTuple
 
 import numpy as np
 
+from orchestrator.catalog.chips import FOLDER
 from orchestrator.catalog.serving import FirstToken
 from orchestrator.evidence.score.serving_fit import CHUNK, mix_of
-from orchestrator.evidence.score.serving_runs import STEP_TOKENS, PrefillSlices, ServingRun
+from orchestrator.evidence.score.serving_runs import (
+    STEP_TOKENS,
+    PrefillSlices,
+    ServingRun,
+    laid_out,
+    model_of,
+    needed,
+    read,
+    types_of,
+)
+from orchestrator.formatting import GIB
 from orchestrator.planning.torus import Floats
 from orchestrator.serving import step
 from orchestrator.serving.layout import decode, prefill
 from orchestrator.serving.load import Requests, costs_of, simulated
+from orchestrator.values.codec import Value
 from orchestrator.values.serving import ANY_ENGINE, EngineConstants
 
 _MOST_SIMULATED = 3000  # requests, but three for each in work
@@ -76,7 +88,7 @@ def closed_loops(loops: ClosedLoop, handover: Handover) -> tuple[Floats, Floats,
     return ttft_s, step_s, batch
 
 
-class Expected(NamedTuple):
+class _Expected(NamedTuple):
     """Output tokens/s, TPOT, TTFT (of a prompt alone but where slices are for prompts), and the
     requests in work of a copy.
     """
@@ -89,7 +101,7 @@ class Expected(NamedTuple):
 
 def expected(
     run: ServingRun, engine: EngineConstants, slower: float, handover: Handover
-) -> Expected:
+) -> _Expected:
     if run.prefill is not None:
         [found] = disaggregated([(run, run.prefill, engine, slower)], handover)
         return found
@@ -105,13 +117,13 @@ def expected(
     whole = step.as_float(found_s.tpot_s(batch, run.output)) * slower
     between = step.as_float(found_s.step_s) * slower if run.in_waves else whole
     alone = step.as_float(found_s.prefill_s) * slower
-    return Expected(run.copies * batch / whole, between, alone, batch)
+    return _Expected(run.copies * batch / whole, between, alone, batch)
 
 
 _Apart = tuple[ServingRun, PrefillSlices, EngineConstants, float]
 
 
-def loop_of(runs: Sequence[_Apart]) -> ClosedLoop:
+def _loop_of(runs: Sequence[_Apart]) -> ClosedLoop:
     def column(values: Sequence[float]) -> Floats:
         return np.array(values, float)
 
@@ -143,10 +155,10 @@ def rates_of(runs: Sequence[_Apart], ttft_s: Floats, tpot_s: Floats) -> Floats:
     return np.asarray(requests * output / (ttft_s + (output - 1) * tpot_s))
 
 
-def disaggregated(runs: Sequence[_Apart], handover: Handover) -> list[Expected]:
-    ttft_s, tpot_s, batch = closed_loops(loop_of(runs), handover)
+def disaggregated(runs: Sequence[_Apart], handover: Handover) -> list[_Expected]:
+    ttft_s, tpot_s, batch = closed_loops(_loop_of(runs), handover)
     columns = rates_of(runs, ttft_s, tpot_s), tpot_s, ttft_s, batch
-    return [Expected(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+    return [_Expected(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 def bounds(run: ServingRun, batch: float) -> tuple[float, float]:
@@ -217,7 +229,7 @@ def first_tokens(runs: Sequence[ServingRun], waits: Mapping[str, float]) -> dict
 def best_handover(runs: Sequence[_Apart]) -> Handover:
     """Return the handover that rates and TTFT of runs with slices for prompts fit best."""
     stated = [each for each in runs if each[0].output_tokens_per_s and each[0].ttft_s]
-    loops = loop_of(stated)
+    loops = _loop_of(stated)
     measured = np.array([(run.output_tokens_per_s, run.ttft_s) for run, *_ in stated], float).T
 
     def error(handover: Handover) -> float:
@@ -230,8 +242,60 @@ def best_handover(runs: Sequence[_Apart]) -> Handover:
     return min(starmap(Handover, candidates), key=error)
 
 
-def strays(run: ServingRun, found: Expected) -> list[float]:
+def strays(run: ServingRun, found: _Expected) -> list[float]:
     """Return how far output tokens/s, TPOT, and the TTFT of prompts alone are off: logarithms."""
     alone = run.ttft_s if run.output <= 1 else None
     stated = run.output_tokens_per_s, run.tpot_s, alone
     return [log(value / own) for value, own in zip(found[:3], stated, strict=True) if own]
+
+
+# Room for the KV cache, as logs of engines state it, against the ledger of serving.
+
+_MEMORY = FOLDER / "serving_memory.csv"
+
+
+class ServingRoom(Value):
+    """Bytes that a device has for the cache: those of a log, and those that the ledger leaves of
+    the share of its memory that the engine may take.
+    """
+
+    id: str
+    document: str
+    chip: str
+    room_bytes: float
+    expected_room_bytes: float
+    room_error: float
+    baseline_room_error: float
+
+
+def rooms() -> tuple[ServingRoom, ...]:
+    found = []
+    for row in read(_MEMORY):
+        chip, model = row["chip"].lower(), model_of(row)
+        engine = row["framework"].split(" ")[0].lower()
+        weights, kv_cache = types_of(row, engine)
+        tensor = int(needed(row, "tp"))
+        layout = laid_out(chip, model, weights, kv_cache, (1, tensor, 1))
+        if row.get("cache_gib"):
+            measured = needed(row, "cache_gib") * GIB
+        else:
+            measured = needed(row, "cache_tokens") * step.as_float(layout.cache_bytes(1.0))
+        allowed = needed(row, "memory_share") * needed(row, "device_gib") * GIB
+        step_bytes = layout.activation_bytes(
+            needed(row, "step_tokens"), needed(row, "most_requests")
+        )
+        left = allowed - step.as_float(layout.weights_bytes)
+        # SGLang's share counts weights and cache only.
+        expected = left if engine == "sglang" else left - step.as_float(step_bytes)
+        found.append(
+            ServingRoom(
+                id=f"{row['framework']} {row['model']} {chip}x{tensor} {weights}/{kv_cache}",
+                document=row["source"].split("@")[0],
+                chip=chip,
+                room_bytes=measured,
+                expected_room_bytes=expected,
+                room_error=expected / measured - 1,
+                baseline_room_error=left / measured - 1,
+            )
+        )
+    return tuple(found)

@@ -67,7 +67,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Round:
+class _Round:
     """One round of a loop's body, which runs `trips` times each of the `times` of the loop."""
 
     name: str
@@ -81,7 +81,7 @@ class Round:
 class Record:
     work: list[Work] = field(default_factory=list)
     sent: list[Sent] = field(default_factory=list)
-    rounds: list[Round] = field(default_factory=list)
+    rounds: list[_Round] = field(default_factory=list)
     unpriced: set[str] = field(default_factory=set)
 
 
@@ -120,7 +120,7 @@ class SchedulePass:
         works = (work.instruction.op_name for work in inner.own if work.seconds > 0)
         is_backward = any(collectives.BACKWARD in op_name for op_name in works)
         name = "backward" if is_backward else "forward"
-        self.record.rounds.append(Round(name, trips, self.times * trips, inner.now, inner.events))
+        self.record.rounds.append(_Round(name, trips, self.times * trips, inner.now, inner.events))
         self._join(inner, f"{trips} x {op.name}", trips, op)
 
     def call(self, op: Instruction) -> None:

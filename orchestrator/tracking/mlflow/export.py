@@ -61,7 +61,7 @@ _CHECKPOINTS = "orch.checkpoints"  # the attempts, each with the steps of its ne
 _USAGE_EVERY_S = 10.0
 _LONGEST_TAG = 8_000
 _MOST_RANKS = 8
-REPORT = "report.html"
+_REPORT = "report.html"
 _LONGEST_NAME, _LONGEST_VALUE = 250, 6_000
 _SPEC_ARTIFACT = "spec.json"
 # Only the end of a longer file is sent, and its first line says so.
@@ -177,8 +177,8 @@ def _note(run: Run, plan: Plan | None, proof: Proof | None) -> str:
         verdict = "fits" if proof.fits else "does not fit"
         lines.append(f"Compiled: {verdict}, {peak / GIB:.2f} of {allowed / GIB:.2f} GiB.")
     if run.tracking and run.state not in LIVE:
-        query = f"path={REPORT}&run_uuid={run.tracking.run_id}"
-        lines.append(f"Report: [{REPORT}](get-artifact?{query}), among the artifacts.")
+        query = f"path={_REPORT}&run_uuid={run.tracking.run_id}"
+        lines.append(f"Report: [{_REPORT}](get-artifact?{query}), among the artifacts.")
     shown = " or ".join(f"`orch {name} {run.run}`" for name in ("status", "report", "top"))
     lines.append(f"Journal: `{run.journal}`, shown by {shown}")
     return "\n\n".join(lines)
@@ -187,7 +187,7 @@ def _note(run: Run, plan: Plan | None, proof: Proof | None) -> str:
 def artifacts(journal: Journal, run: Run) -> dict[str, Path]:
     """Return the files that MLflow keeps, by name there. Logs follow once the run has ended."""
     places = journal.paths
-    found = {_SPEC_ARTIFACT: places.spec, REPORT: journal.path / REPORT}
+    found = {_SPEC_ARTIFACT: places.spec, _REPORT: journal.path / _REPORT}
     for folder in (places.plans, places.proofs, places.documents):
         names = [name for name in files.names(folder) if not name.startswith(".")]
         shown = [folder / name for name in names if name != UNCOMMITTED]
@@ -313,11 +313,11 @@ def _parent_of(journal: Journal, run: Run, store: Store) -> str | None:
     status = _PARENT_STATUS[study.status().state]
     if parent.status != status:
         store.set_status(parent.id, status, None)
-    page = study.path / REPORT
-    version = _version_of({REPORT: page}) if page.exists() else None
+    page = study.path / _REPORT
+    version = _version_of({_REPORT: page}) if page.exists() else None
     if version and parent.tags.get(ARTIFACTS) != version:
         with tempfile.TemporaryDirectory() as folder:
-            copy = _short_copy(page, Path(folder) / REPORT)
+            copy = _short_copy(page, Path(folder) / _REPORT)
             store.log_file(parent.id, copy, None)
         store.log(parent.id, tags={ARTIFACTS: version})
     if run.state in LIVE:

@@ -29,7 +29,7 @@ _SERVER_SETTINGS = {
 }
 # MLflow is a long import, longer on a busy machine.
 _START_LIMIT_S, _POLL_S, END_LIMIT_S = 600.0, 0.25, 8.0
-APP = "orchestrator.tracking.mlflow.server:app"
+_APP = "orchestrator.tracking.mlflow.server:app"
 _API = "/api/2.0/mlflow/experiments/search?max_results=1"
 
 
@@ -118,7 +118,7 @@ def main(uri: str, port: str) -> int:
     os.close(ended)  # `alive` stays open for as long as this process lives
     settings = SETTINGS | _SERVER_SETTINGS | {_BACKEND_STORE: uri}
     # Without --app-dir uvicorn looks for modules in the working directory first.
-    uvicorn = [*MODULE, "uvicorn", "--factory", APP, "--app-dir", os.devnull]
+    uvicorn = [*MODULE, "uvicorn", "--factory", _APP, "--app-dir", os.devnull]
     command = [*uvicorn, "--host", LOOPBACK, "--port", port]
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=os.environ | settings)
 

@@ -151,7 +151,7 @@ SETTINGS = {
 }
 MOST_POINTS, MOST_PARAMS, _MOST_RUNS = 1_000, 100, 1_000
 _MOST_DESCRIBED = 50
-CHECKPOINT = "orch.checkpoint"  # a tag of a model: the checkpoint's folder
+_CHECKPOINT = "orch.checkpoint"  # a tag of a model: the checkpoint's folder
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 
 
@@ -303,7 +303,7 @@ class Store:
                     if error.error_code in ("ENDPOINT_NOT_FOUND", "NOT_FOUND", "NOT_IMPLEMENTED"):
                         return None
                     raise
-                found |= {model.tags.get(CHECKPOINT, "") for model in page}
+                found |= {model.tags.get(_CHECKPOINT, "") for model in page}
                 if not (token := page.token):
                     return found
 
@@ -318,7 +318,7 @@ class Store:
                 self.experiment,
                 name=f"step-{saved.step}",
                 source_run_id=run_id,
-                tags={CHECKPOINT: saved.folder},
+                tags={_CHECKPOINT: saved.folder},
                 params={"step": str(saved.step), "sha256": saved.sha256, "folder": folder},
                 model_type="checkpoint",
             )
