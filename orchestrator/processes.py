@@ -75,7 +75,7 @@ def _is_free(port: int) -> bool:
 # --- environment variables: those that set up real devices, and those that emulate some
 
 
-_PREFIXES = ("JAX_", "LIBTPU_", "MEGASCALE_", "RAY_", "TPU_", "XLA_")
+_PREFIXES = ("CUDA_VISIBLE_", "JAX_", "LIBTPU_", "MEGASCALE_", "RAY_", "TPU_", "XLA_")
 _LIBTPU_ARGUMENTS = "LIBTPU_INIT_ARGS"
 # libtpu compiles on stacks of 64 KiB. Its cost model of fusions overflows them with mixtures of
 # experts on tpu7x, and the process ends by SIGSEGV. The program that it compiles stays the same.

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator import catalog
 from orchestrator.evidence.explain.assemble import explain
-from orchestrator.launch.ray.slices import accelerator_type, pod_type
+from orchestrator.launch.ray.slices import kind_of
 from orchestrator.planning.planner import make_plan
 from orchestrator.planning.rehearsal import rehearse
 from orchestrator.proving.platforms import target
@@ -71,7 +71,7 @@ def test_it_is_proved_launched_rehearsed_and_explained(tmp_path: Path) -> None:
     """What others call it comes from its file."""
     spec, plan = planned(tmp_path, V5P.replace('"TPU-V5P"', '"TPU-V9P"'))
     assert target(plan) == ("v5:4x4x4", {"chip_config_name": "megacore", "num_slices": 2})
-    assert (accelerator_type(plan), pod_type(plan)) == ("TPU-V9P", "v5p-128")
+    assert (kind_of(plan).accelerator, kind_of(plan).name) == ("TPU-V9P", "v5p-128")
     small = rehearse(spec, plan).plan
     assert (small.chip, small.chip_definition) == ("v9p", plan.chip_definition)
     assert explain(spec, mfu=0.4).chip == "v9p"

@@ -19,7 +19,7 @@ from orchestrator.drive.driver import (
 from orchestrator.errors import JournalUnreadable, SpecError
 from orchestrator.launch import provenance
 from orchestrator.launch.backend import Slice, WorkerArgs
-from orchestrator.launch.ray.slices import heads_of_others, slices_of
+from orchestrator.launch.ray.slices import heads_of_others, kind_of, members, slices_of
 from orchestrator.planning.planner import make_plan, plan_on
 from orchestrator.values.goodput import SPARE_WAIT_S
 from orchestrator.values.run import Step
@@ -192,15 +192,17 @@ def test_slices_are_read_off_the_nodes() -> None:
     ]  # fmt: skip
     free = {"a-0": {"TPU": 4.0}, "a-1": {"TPU": 4.0}, "b-0": {"TPU": 4.0}, "c-0": {"TPU": 4.0},
             "c-1": {"CPU": 1.0}}  # fmt: skip
-    slices_seen = slices_of(nodes, free, sliced("v5p", "2x2x2"), lambda one: one["NodeID"] != "d-1")
+    kind = kind_of(sliced("v5p", "2x2x2"))
+    groups = members(nodes, kind)
+    slices_seen = slices_of(groups, free, kind, lambda one: one["NodeID"] != "d-1")
     assert slices_seen == (
         Slice(name="a", hosts=2, size=2, free=True),
         Slice(name="b", hosts=1, size=2, free=True),
         Slice(name="c", hosts=2, size=2, free=False),
         Slice(name="d", hosts=1, size=2, free=True, settled=False),
     )
-    heads = heads_of_others(nodes, sliced("v5p", "2x2x2"), ("a", "c"))
-    assert [head["NodeID"] for head in heads] == ["b-0", "d-0"]
+    heads = heads_of_others(nodes, kind, ("a", "c"))
+    assert [(name, head["NodeID"]) for name, head in heads] == [("b", "b-0"), ("d", "d-0")]
 
 
 def test_steps_are_printed_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:

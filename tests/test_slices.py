@@ -9,7 +9,7 @@ from ray.util.tpu import get_tpu_worker_resources
 from orchestrator.errors import SpecError
 from orchestrator.interop.kubernetes import manifests
 from orchestrator.launch.ray.local_cluster import _short_folder
-from orchestrator.launch.ray.slices import _SLICE_NAME, accelerator_type, emulated_hosts, pod_type
+from orchestrator.launch.ray.slices import _SLICE_NAME, emulated_hosts, kind_of
 from orchestrator.planning.planner import make_plan
 from orchestrator.values.plan import Plan
 from orchestrator.values.spec import Spec
@@ -40,8 +40,9 @@ def plan_on(chip: str, topology: str) -> Plan:
 def test_ray_counts_the_hosts_as_the_plan_does(chip: str, topology: str, name: str) -> None:
     """As many workers as the plan has hosts, each with a host's chips, of the same pod type."""
     plan = plan_on(chip, topology)
-    workers, each = get_tpu_worker_resources(topology, accelerator_type(plan), num_slices=2)
-    assert pod_type(plan) == name
+    kind = kind_of(plan)
+    workers, each = get_tpu_worker_resources(topology, kind.accelerator, num_slices=2)
+    assert kind.name == name
     assert workers == plan.hosts
     assert each["TPU"] == plan.chips / plan.hosts
     assert plan.devices_per_host * workers == plan.devices

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 from orchestrator.catalog.chips import GkeNames, chip_of
 from orchestrator.errors import SpecError
-from orchestrator.planning.planner import POOL_SHARE
+from orchestrator.planning.planner import ON_GPUS
 from orchestrator.plugins import pinned
 from orchestrator.storage.addresses import is_address
 from orchestrator.values.plan import Plan
@@ -50,8 +50,6 @@ _TPU_ENVIRONMENT = (
     {"name": "JAX_PLATFORMS", "value": "tpu,cpu"},
     {"name": "ENABLE_PJRT_COMPATIBILITY", "value": "true"},
 )
-# The environment of JAX on GPUs: a plan counts on more memory than JAX takes by default.
-ON_GPUS = {"JAX_PLATFORMS": "cuda,cpu", "XLA_CLIENT_MEM_FRACTION": str(POOL_SHARE)}
 _GPU_ENVIRONMENT = tuple({"name": name, "value": value} for name, value in ON_GPUS.items())
 _SHARED = (
     "/dev/shm"  # where GPUs of a node exchange buffers; a container has 64 MiB of it by default

@@ -6,7 +6,7 @@ from shlex import quote
 
 from orchestrator.catalog.chips import chip_of
 from orchestrator.errors import SpecError
-from orchestrator.interop.kubernetes import ON_GPUS
+from orchestrator.planning.planner import ON_GPUS
 from orchestrator.storage.addresses import is_address
 from orchestrator.values.plan import Plan
 from orchestrator.values.spec import Spec

@@ -49,12 +49,15 @@ class PreflightHost(Value):
 
 
 class PreflightReport(Value):
-    """The resources of a cluster for a run. `others` counts its other slices by their kind."""
+    """The resources of a cluster for a run. `others` counts its other slices by their kind. Where
+    slices are missing, `hint` may say how it would show more.
+    """
 
     present: int
     free: int
     others: Mapping[str, int]
     hosts: tuple[PreflightHost, ...]
+    hint: str = ""
 
 
 class Preflight(Value):
@@ -76,7 +79,8 @@ class Preflight(Value):
             others = ", ".join(f"{n} of {kind}" for kind, n in sorted(report.others.items()))
             instead = f"it has {others or 'no other slices'}"
             lacks = f"it lacks {counted(missing, 'slice')} of {self.request.kind}"
-            faults.append(f"slices: {lacks}: {self.slices}; {instead}")
+            hint = f"; {report.hint}" if report.hint else ""
+            faults.append(f"slices: {lacks}: {self.slices}; {instead}{hint}")
         by_fault = defaultdict(list)  # each fault once, with the hosts that have it
         for host in report.hosts:
             for fault in self._host_faults(host):

@@ -273,6 +273,8 @@ def _compiler_options(
 _MEMORY_FACTOR = "xla_gpu_memory_limit_slop_factor"
 _PLANNED_SHARE = 0.8  # of a GPU's memory
 POOL_SHARE = 0.92  # of it, which a program gets (`gpu-memory` in sources.toml)
+# The environment of JAX on GPUs: a plan counts on more memory than JAX takes by default.
+ON_GPUS = {"JAX_PLATFORMS": "cuda,cpu", "XLA_CLIENT_MEM_FRACTION": str(POOL_SHARE)}
 
 
 # How far the batch may move if no mesh of that many pods divides it.

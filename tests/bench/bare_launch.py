@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.launch.ray.attempt import join_cluster
-from orchestrator.launch.ray.slices import accelerator_type
+from orchestrator.launch.ray.slices import kind_of
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
 
@@ -58,7 +58,7 @@ def main(plan_path: str, steps: str, out: str) -> None:
         scaling_config=ScalingConfig(
             use_tpu=True,
             topology=plan.topology,
-            accelerator_type=accelerator_type(plan),
+            accelerator_type=kind_of(plan).accelerator,
             num_workers=plan.hosts,
             resources_per_worker={"TPU": plan.chips_per_host},
         ),

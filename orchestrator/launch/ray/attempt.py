@@ -9,7 +9,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import chdir, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from orchestrator.launch.backend import AttemptEvent, AttemptSpec, DeadRank, Sli
 from orchestrator.launch.ray import metrics, private_api, slices
 from orchestrator.launch.ray.attempt_process import SIGN_OF_LIFE_S, AttemptCommand
 from orchestrator.launch.ray.slice_queue import Lease
+from orchestrator.planning.planner import ON_GPUS
 from orchestrator.processes import NODE_ADDRESS
 from orchestrator.storage.addresses import folder, is_address
 from orchestrator.values import codec
@@ -39,6 +40,8 @@ _LOOK_EVERY_S = 1.0
 _FENCE_LIMIT_S = 10.0
 _Send = Callable[[AttemptEvent], None]
 _Commands = queue.SimpleQueue[AttemptCommand]
+_Places = Mapping[str, tuple[str, ...]]  # the ids of the nodes of each chosen slice
+_NODE_ID = "ray.io/node-id"
 
 
 def join_cluster(address: str) -> None:
@@ -91,15 +94,17 @@ def _serve(spec: AttemptSpec, commands: _Commands, send: _Send) -> None:
     kind = journal.plan(run.plan_digest)
     lease = None
     if not run.rehearsal:
-        lease = Lease(spec.run, run.submitted_at_s, slices.pod_type(kind), spec.claim)
+        lease = Lease(spec.run, run.submitted_at_s, slices.kind_of(kind).queue, spec.claim)
     watch = ClaimWatch(journal.path, spec.claim)
     args, chosen = _wait_for_start(kind, commands, send, lease, watch)
     plan = journal.plan(args.plan_digest)
     metrics.publish(journal)
+    found = slices.members(ray.nodes(), slices.kind_of(plan))
+    places = {name: tuple(node["NodeID"] for node in found.get(name, ())) for name in chosen}
     fences = _fence(plan, chosen)
 
     def train() -> None:
-        ending = _train(plan, args, spec.worker, rehearsal=run.rehearsal)
+        ending = _train(plan, args, spec.worker, places, rehearsal=run.rehearsal)
         if lease and ending.error is None:  # a run that failed comes back for its slices
             lease.leave()
         send(ending)
@@ -110,7 +115,7 @@ def _serve(spec: AttemptSpec, commands: _Commands, send: _Send) -> None:
         _end_if_superseded(watch)
         with suppress(queue.Empty):
             commands.get(timeout=_LOOK_EVERY_S)
-            send(AttemptEvent(slices=_current_slices(plan)))
+            send(AttemptEvent(slices=_current_slices(plan, places)))
         beating = () if placed else heartbeat.read_heartbeats(folder(args.run), args.attempt)
         if len(beating) == plan.hosts:
             # All workers are up. Until now the other slices were fenced, and no other run had the
@@ -159,40 +164,53 @@ def _wait_for_start(
                 return command.args, command.slices
 
 
-def _current_slices(plan: Plan) -> tuple[Slice, ...]:
-    return slices.slices_of(ray.nodes(), private_api.free_resources(), plan, slices.answers)
+def _current_slices(plan: Plan, places: _Places | None = None) -> tuple[Slice, ...]:
+    kind = slices.kind_of(plan)
+    groups = slices.members(ray.nodes(), kind, places)
+    return slices.slices_of(groups, private_api.free_resources(), kind, slices.answers)
 
 
 def _fence(plan: Plan, chosen: tuple[str, ...]) -> list[Any]:
-    """Reserve the first host of every slice not chosen, or Ray would retry one that lost a host."""
-    bundle = {f"TPU-{slices.pod_type(plan)}-head": 1.0}
-    if plan.hosts_per_slice == 1:
-        bundle = {"TPU": float(plan.chips_per_host)}
-    fences = []
-    for node in slices.heads_of_others(ray.nodes(), plan, chosen):
-        there = [{"ray.io/node-id": node["NodeID"]}]
-        group = placement_group([bundle], bundle_label_selector=there)
-        fences.append((slices.name_of(node), group))
+    """Reserve the first host of every slice not chosen, or Ray would retry one that lost a host.
+    Nodes of GPUs need no fence: workers are started on the chosen ones by their ids.
+    """
+    kind, fences = slices.kind_of(plan), []
+    if kind.has_gpus:
+        return []
+    bundle = {"TPU": float(kind.chips)} if kind.hosts == 1 else {f"TPU-{kind.name}-head": 1.0}
+    for name, node in slices.heads_of_others(ray.nodes(), kind, chosen):
+        group = placement_group([bundle], bundle_label_selector=[{_NODE_ID: node["NodeID"]}])
+        fences.append((name, group))
     for _, group in fences:
         group.wait(_FENCE_LIMIT_S)  # a slice that another run holds needs no fence
     return fences
 
 
-def _train(plan: Plan, args: WorkerArgs, worker: str, *, rehearsal: bool) -> AttemptEvent:
+def _train(
+    plan: Plan, args: WorkerArgs, worker: str, places: _Places, *, rehearsal: bool
+) -> AttemptEvent:
     """Run the worker on every host of the plan's slices, with JAX joined; wait for all."""
+    kind = slices.kind_of(plan)
+    asked: dict[str, Any] = {"use_tpu": True, "topology": plan.topology}
+    names: tuple[str, ...] = ()
+    if kind.has_gpus:  # one process for all GPUs of a node, rank after rank on these nodes
+        nodes = [node for name in places for node in places[name]]
+        names = tuple(name for name in places for _ in places[name])
+        if len(nodes) < plan.hosts:
+            return AttemptEvent(ended=True, error="a slice lost a host before its ranks started")
+        asked = {"use_gpu": True, "label_selector": [{_NODE_ID: node} for node in nodes]}
     # Ray keeps files of its own of a run: all hosts must see them. A rehearsal has one host.
     shared = is_address(args.run) and not rehearsal
     where = str(Path.cwd()) if rehearsal else os.curdir  # that of the user, not of Ray
     trainer = private_api.jax_trainer(private=rehearsal)(
         train_loop_per_worker=_on_worker,
-        train_loop_config={"worker": worker, "args": args, "folder": where},
-        jax_config=_JaxOnNodeAddress(use_tpu=True),
+        train_loop_config={"worker": worker, "args": args, "folder": where, "slices": names},
+        jax_config=_JaxOnNodeAddress(use_tpu=not kind.has_gpus, use_gpu=kind.has_gpus),
         scaling_config=ScalingConfig(
-            use_tpu=True,
-            topology=plan.topology,
-            accelerator_type=slices.accelerator_type(plan),
+            accelerator_type=kind.accelerator,
             num_workers=plan.hosts,
-            resources_per_worker={"TPU": plan.chips_per_host},
+            resources_per_worker={kind.resource: kind.chips},
+            **asked,
         ),
         run_config=RunConfig(
             name=f"attempt-{args.attempt}",
@@ -203,16 +221,20 @@ def _train(plan: Plan, args: WorkerArgs, worker: str, *, rehearsal: bool) -> Att
     try:
         trainer.fit()
     except Exception as error:  # noqa: BLE001  Ray wraps every error in classes of its own
-        return AttemptEvent(ended=True, error=_cause(error), dead=_find_dead_ranks(error))
+        dead = _find_dead_ranks(error, places)
+        return AttemptEvent(ended=True, error=_cause(error), dead=dead)
     return AttemptEvent(ended=True)
 
 
 def _on_worker(config: dict[str, Any]) -> None:
     os.chdir(config["folder"])  # a trainer may be there, or read files there
-    pkgutil.resolve_name(config["worker"])(config["args"], get_context().get_world_rank())
+    rank = get_context().get_world_rank()
+    if config["slices"]:  # of TPUs, Ray or Google's webhook has told it
+        os.environ["TPU_NAME"] = config["slices"][rank]
+    pkgutil.resolve_name(config["worker"])(config["args"], rank)
 
 
-def _find_dead_ranks(error: BaseException) -> tuple[DeadRank, ...]:
+def _find_dead_ranks(error: BaseException, places: _Places) -> tuple[DeadRank, ...]:
     """The ranks whose processes Ray Train saw die. What raised an exception told it itself."""
     dead = []
     failures = getattr(error, "worker_failures", None) or {}
@@ -222,7 +244,8 @@ def _find_dead_ranks(error: BaseException) -> tuple[DeadRank, ...]:
         nodes = {node["NodeID"]: node for node in ray.nodes()} if process else {}
         if process and (node := nodes.get(process[0])):
             host = f"{node['NodeManagerHostname']}, process {process[1]}"
-            dead.append(DeadRank(rank=rank, host=host, slice_name=slices.name_of(node), how=_HOW))
+            name = next((name for name, ids in places.items() if node["NodeID"] in ids), "")
+            dead.append(DeadRank(rank=rank, host=host, slice_name=name, how=_HOW))
     return tuple(dead)
 
 
@@ -250,6 +273,8 @@ class _JaxOnNodeAddress(JaxConfig):
 class _Backend(JaxConfig().backend_cls):  # type: ignore[misc]
     def on_start(self, worker_group: Any, backend_config: JaxConfig) -> None:
         worker_group.execute(_set_address, NODE_ADDRESS)
+        if backend_config.use_gpu:
+            worker_group.execute(_set_defaults, ON_GPUS)
         super().on_start(_BoundGroup(worker_group), backend_config)
 
 
@@ -274,6 +299,11 @@ class _BoundGroup:
 
 def _set_address(name: str, address: str = "") -> None:
     os.environ[name] = address or ray.util.get_node_ip_address()
+
+
+def _set_defaults(variables: dict[str, str]) -> None:
+    for name, text in variables.items():
+        os.environ.setdefault(name, text)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The client of a named cluster's job server, which a run needs only until it is submitted. `orch
 submit` also starts it as a Ray job without chips, to look at the cluster from inside: it takes a
-`PreflightRequest` as JSON and Ray's names, and prints a `PreflightReport` last.
+`PreflightRequest` and a `SliceKind` as JSON, and prints a `PreflightReport` last.
 """
 
 import logging
@@ -9,7 +9,6 @@ import shlex
 import socket
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -17,7 +16,6 @@ from urllib.parse import urlsplit
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from ray.util.tpu import get_num_tpu_slices
 
 from orchestrator.launch import backend
 from orchestrator.launch.provenance import ARCHIVE
@@ -25,7 +23,7 @@ from orchestrator.launch.ray import private_api, slices
 from orchestrator.launch.ray.attempt import join_cluster
 from orchestrator.launch.ray.attempt_process import AttemptProcess
 from orchestrator.launch.ray.local_cluster import Patience, PrivateCluster, private_cluster, states
-from orchestrator.launch.ray.slices import WORKER_ID, emulated_hosts, is_free, kind_of, name_of
+from orchestrator.launch.ray.slices import GPU_DOMAIN, SliceKind, emulated_hosts, kind_of
 from orchestrator.processes import MODULE
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
@@ -69,9 +67,8 @@ class _RayJobs:
         on_state: backend.OnState,
     ) -> backend.Preflight:
         """Look at what the cluster has for a run. An interrupt ends the job that looks."""
-        names = (plan.topology, slices.pod_type(plan), slices.accelerator_type(plan))
-        asked = codec.to_json(request).decode()
-        job = self.start(["-P", "-m", _PREFLIGHT, asked, *names], archive)
+        asked = [codec.to_json(value).decode() for value in (request, kind_of(plan))]
+        job = self.start(["-P", "-m", _PREFLIGHT, *asked], archive)
         state, why = "", None
         try:
             for answer in states(lambda: self.state(job), lambda: self.why(job), Patience()):
@@ -178,17 +175,18 @@ class RayBackend:
 
 def main(argv: list[str]) -> None:
     """Join the cluster, look, and print the report."""
-    asked, topology, kind, accelerator = argv
-    request = codec.from_json(asked, backend.PreflightRequest)
+    request = codec.from_json(argv[0], backend.PreflightRequest)
+    kind = codec.from_json(argv[1], SliceKind)
     join_cluster(os.environ["RAY_ADDRESS"])
-    free = private_api.free_resources()
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    heads = [kind_of(node) for node in nodes if (node.get("Labels") or {}).get(WORKER_ID) == "0"]
-    others = Counter(name for name in heads if name and name != kind)
-    of_kind = [node for node in nodes if kind_of(node) == kind]
-    present = get_num_tpu_slices(topology, accelerator)
+    nodes, free = ray.nodes(), private_api.free_resources()
+    groups = slices.members(nodes, kind)
+    of_kind = [node for group in groups.values() for node in group]
     # Ray's own count of ready slices takes a host whose chips are all in use for a new one.
-    used = {name_of(node) for node in of_kind if not is_free(node, free)}
+    seen = slices.slices_of(groups, free, kind, lambda _: True)
+    whole = [each for each in seen if each.whole]
+    hint = ""
+    if kind.has_gpus and kind.hosts > 1 and any(GPU_DOMAIN not in n["Labels"] for n in of_kind):
+        hint = f"start the nodes of each NVLink domain with ray start --labels {GPU_DOMAIN}=NAME"
     # Every host of those slices, asked all at once, and this one, where the driver will run.
     ask, me = ray.remote(num_cpus=0, max_retries=0)(_here), ray.get_runtime_context().get_node_id()
     pending = {}
@@ -205,10 +203,10 @@ def main(argv: list[str]) -> None:
         except ray.exceptions.RayError as error:  # the host is gone, or cannot start a process
             *_, fault = str(error).strip().splitlines() or [type(error).__name__]
             hosts.append(backend.PreflightHost(name=name, fault=fault[:_MOST_OF_FAULT]))
-    unused = max(present - len(used), 0)
     report = backend.PreflightReport(
-        present=present, free=unused, others=dict(others), hosts=tuple(hosts)
-    )
+        present=len(whole), free=sum(each.free for each in whole), hosts=tuple(hosts),
+        others=slices.others(nodes, kind), hint=hint,
+    )  # fmt: skip
     print(_MARK + codec.to_json(report).decode(), flush=True)
 
 

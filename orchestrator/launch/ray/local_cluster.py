@@ -249,7 +249,8 @@ def _serve(request: _ClusterRequest, out: TextIO) -> None:
             cluster.add_node(
                 **_node(ports),
                 num_cpus=1,
-                resources=host.resources,
+                num_gpus=int(host.resources.get("GPU", 0)),  # Ray wants them apart
+                resources={name: n for name, n in host.resources.items() if name != "GPU"},
                 labels=host.labels,
                 env_vars=host.environment,
                 # A host unpacks a job's code anew, and would take it from under another host's
