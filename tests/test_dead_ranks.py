@@ -7,9 +7,9 @@ from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from orchestrator.launch.ray import private_api
 from orchestrator.launch.ray.attempt import _find_dead_ranks
-from orchestrator.launch.ray.slices import _SLICE_NAME
 
-NODE = {"NodeID": "n7", "NodeManagerHostname": "host-7", "Labels": {_SLICE_NAME: "slice-a"}}
+NODE = {"NodeID": "n7", "NodeManagerHostname": "host-7"}
+PLACES = {"slice-b": ("n6",), "slice-a": ("n7",)}
 
 
 class HealthCheckFailed(Exception):
@@ -34,7 +34,7 @@ def test_a_rank_whose_process_died_is_named_with_its_host_and_slice() -> None:
     """One that raised an exception has told it itself; a host that is gone is known as such."""
     died = {rank: HealthCheckFailed(one) for rank, one in ((1, "known"), (2, "lost"), (3, "none"))}
     failures = {0: ValueError("out of luck"), **died}
-    [dead] = _find_dead_ranks(WorkerGroupError("four ended", failures))
+    [dead] = _find_dead_ranks(WorkerGroupError("four ended", failures), PLACES)
     assert dead.error == (
         "rank 1 died; Ray does not tell by which signal (host host-7, process 70, slice slice-a)"
     )
@@ -44,4 +44,4 @@ def test_a_rank_whose_process_died_is_named_with_its_host_and_slice() -> None:
     "error", [ControllerError(ValueError("no worker")), WorkerGroupError("", {}), OSError()]
 )
 def test_other_errors_name_no_rank(error: BaseException) -> None:
-    assert _find_dead_ranks(error) == ()
+    assert _find_dead_ranks(error, PLACES) == ()

@@ -246,8 +246,7 @@ def test_a_spec_is_written_and_read_again(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "chip", "says"),
     [
-        ("ray", "h100", "is a GPU, which runs without Ray: orch export jobset"),
-        ("rayjob", "h100", "orch export slurm"),
+        ("ray", "a100", r"its file needs \[gke\]; orch export slurm needs none"),
         ("jobset", "gb300", r"its file needs \[gke\]; orch export slurm needs none"),
     ],
 )
@@ -280,6 +279,45 @@ def test_nodes_of_gpus_have_a_jobset(chip: str, topology: str, nodes: int, gpus:
     assert "google.com/tpu" not in yaml.safe_dump(objects)
     if DEFINITIONS.exists():
         found = validator("JobSet").iter_errors(objects[-1])
+        assert [error.message for error in found] == []
+
+
+@pytest.mark.parametrize(("chip", "topology", "nodes", "gpus"), ON_GPUS)
+@pytest.mark.parametrize("kind", ["ray", "rayjob"])
+def test_nodes_of_gpus_have_a_cluster_of_ray(
+    kind: str, chip: str, topology: str, nodes: int, gpus: int
+) -> None:
+    """The slices are replicas of one group; but each domain of several nodes is a group, whose pods
+    Ray is told of, on a node pool of its own. An elastic run needs only as many as it may.
+    """
+    elastic = "resources.pods={min: 1, max: 2}"
+    objects = exported(kind, *on(chip, topology, 2), elastic)
+    check_objects(objects)
+    groups = cluster_of(objects)["workerGroupSpecs"]
+    assert len({group["groupName"] for group in groups}) == (2 if nodes > 1 else 1)
+    assert [group["numOfHosts"] for group in groups] == [nodes] * len(groups)
+    assert sum(group["replicas"] for group in groups) == 2
+    assert sum(group["minReplicas"] for group in groups) == 1
+    domains = set()
+    for group in groups:
+        pod, labels = group["template"]["spec"], group.get("labels", {})
+        names = catalog.chip(chip).gke
+        assert names
+        assert pod["nodeSelector"] == {"cloud.google.com/gke-accelerator": names.accelerator}
+        [container] = pod["containers"]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == str(gpus)
+        assert {"name": "JAX_PLATFORMS", "value": "cuda,cpu"} in container["env"]
+        assert "mxla" not in yaml.safe_dump(pod)
+        domains.add(labels.get("ray.io/gpu-domain"))
+        if nodes > 1:
+            assert group["template"]["metadata"]["labels"] == labels
+            for rule, matches in (("podAffinity", labels), ("podAntiAffinity", None)):
+                [term] = pod["affinity"][rule]["requiredDuringSchedulingIgnoredDuringExecution"]
+                assert term["topologyKey"] == "cloud.google.com/gke-nodepool"
+                assert term["labelSelector"].get("matchLabels") == matches
+    assert domains == ({f"tiny-2pod-{n}" for n in range(2)} if nodes > 1 else {None})
+    if DEFINITIONS.exists():
+        found = validator(objects[-1]["kind"]).iter_errors(objects[-1])
         assert [error.message for error in found] == []
 
 

@@ -53,9 +53,9 @@ class RunningCluster:
 
 
 @contextmanager
-def standing(topology: str, pods: int) -> Iterator[RunningCluster]:
-    """A named cluster of so many v5p slices, whose hosts have a secret in their shell."""
-    spec = spec_of(TINY, topology=topology, pods=pods, sequences=64 * pods, length=64)
+def standing(topology: str, pods: int, chip: str = "v5p") -> Iterator[RunningCluster]:
+    """A named cluster of so many slices, whose hosts have a secret in their shell."""
+    spec = spec_of(TINY, chip=chip, topology=topology, pods=pods, sequences=64 * pods, length=64)
     plan = make_plan(spec)
     [manifest] = manifests("ray", spec, plan, "")
     with pytest.MonkeyPatch.context() as shell:
@@ -276,3 +276,24 @@ def test_slices_of_two_hosts_are_followed_to_the_end(two: RunningCluster, tmp_pa
     assert (run.state, run.steps_done) == ("succeeded", 4)
     assert len(list(Path(run.journal).glob("attempts/001/logs/rank-*.log"))) == 4
     assert list(Path(run.journal).glob("profile/**/*.xplane.pb"))
+
+
+@pytest.mark.slow
+def test_nodes_of_gpus_are_followed_to_the_end(tmp_path: Path) -> None:
+    """Two NVLink domains of two nodes, on which four processes train. Another type is refused."""
+    others = ("--set", "resources.chip=h100", "--set", "resources.topology=8")
+    own = ("--set", "resources.chip=gb200", "--set", "resources.topology=8")
+    with standing("8", 2, chip="gb200") as cluster:
+        refused = cluster.orch(*cluster.submit(tmp_path, *others, "--yes"))
+        assert refused.returncode == 1
+        assert "2 of h100 8 requested, 0 present, 0 free; it has 2 of GB200-8" in refused.stderr
+        done = cluster.orch(*cluster.submit(tmp_path, *own, "--yes", "--steps", "3"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 of gb200 8 requested, 2 present, 2 free" in done.stdout
+    run = only_run(tmp_path)
+    assert (run.state, run.steps_done) == ("succeeded", 3)
+    [attempt] = run.attempts
+    assert [name.rpartition("-")[0] for name in attempt.slices] == ["asked-0", "asked-1"]
+    beats = Path(run.journal) / "attempts/001/heartbeats"
+    ranks = [json.loads((beats / f"rank-{n}").read_text())["slice_name"] for n in range(4)]
+    assert ranks == [name for name in attempt.slices for _ in range(2)]

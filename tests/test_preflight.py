@@ -56,6 +56,10 @@ def test_missing_slices_are_counted() -> None:
     lacks = "slices: it lacks 1 slice of v5p 2x2x2: 4 of v5p 2x2x2 requested, 3 present, 1 free"
     assert asked(few).faults == [f"{lacks}; it has 2 of v5p-32"]
     assert asked(replace(few, others={})).faults[0].endswith("; it has no other slices")
+    assert asked(replace(few, hint="name them")).faults == [
+        f"{lacks}; it has 2 of v5p-32; name them"
+    ]
+    assert asked(replace(SURVEY, hint="name them")).faults == []
 
 
 def test_a_difference_in_versions_is_said_once_for_all_its_hosts() -> None:

@@ -66,6 +66,11 @@ def test_the_installed_ray_was_tried() -> None:
             (),
         ),
         *(("ray._private.accelerators.tpu", name, ()) for name in OF_A_TPU_NODE),
+        (
+            "ray._private.accelerators.nvidia_gpu",
+            "NvidiaGPUAcceleratorManager._gpu_name_to_accelerator_type",
+            ("name",),
+        ),
         ("ray.cluster_utils", "Cluster", ("initialize_head", "head_node_args")),
         ("ray.cluster_utils", "Cluster.add_node", ("wait", "node_args")),
     ],

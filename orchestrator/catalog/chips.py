@@ -50,6 +50,9 @@ class _Slices(Value):
     named_per_chip: _Size
 
 
+GPU_DOMAIN = "ray.io/gpu-domain"  # Ray's label of nodes; those of one NVLink domain have the same
+
+
 class RayNames(Value):
     """Ray's names for the chip and its slices: v5p-8 is the pod type of four chips."""
 

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import PurePosixPath
 from typing import Any, Literal, get_args
 
-from orchestrator.catalog.chips import GkeNames, chip_of
+from orchestrator.catalog.chips import GPU_DOMAIN, GkeNames, chip_of
 from orchestrator.errors import SpecError
 from orchestrator.planning.planner import ON_GPUS
 from orchestrator.plugins import pinned
@@ -59,11 +59,6 @@ _SHARED = (
 def manifests(kind: ManifestKind, spec: Spec, plan: Plan, spec_text: str) -> list[_Manifest]:
     """Return the objects of that kind, in the order in which they are created."""
     _gke(plan)
-    if kind != "jobset" and chip_of(plan).switched:
-        raise SpecError(
-            f"resources.chip: {plan.chip} is a GPU, which runs without Ray: orch export jobset, or"
-            " orch export slurm"
-        )
     # The spec's name as a DNS label; one that is cut has a digest.
     name = spec.name if spec.name[0].isalpha() else f"run-{spec.name}"
     if len(name) > _LONGEST[kind]:
@@ -72,7 +67,7 @@ def manifests(kind: ManifestKind, spec: Spec, plan: Plan, spec_text: str) -> lis
     name, options, runs = name.rstrip("-"), spec.cluster.kubernetes, _storage(spec)
     content: _Manifest
     if kind == "ray":  # a cluster for `orch submit --address`, which brings its spec
-        content = _cluster(spec, plan)
+        content = _cluster(spec, plan, name)
     elif kind == "rayjob":
         # A cluster that exists for one run, and the job that submits it. The key makes a second
         # start of the job follow the same run.
@@ -85,7 +80,7 @@ def manifests(kind: ManifestKind, spec: Spec, plan: Plan, spec_text: str) -> lis
             "entrypoint": submit,
             "shutdownAfterJobFinishes": True,
             "backoffLimit": 0,  # the run retries by itself, from its last checkpoint
-            "rayClusterSpec": _cluster(spec, plan, reads=name),
+            "rayClusterSpec": _cluster(spec, plan, name, reads=name),
         }
     else:
         # A job for each slice, and a driver that submits the spec from its ConfigMap. They meet in
@@ -277,10 +272,22 @@ def _job(
 # A Ray cluster with the plan's slices, for `orch submit --address` or for one run.
 
 
-def _cluster(spec: Spec, plan: Plan, reads: str | None = None) -> _Manifest:
+def _cluster(spec: Spec, plan: Plan, name: str, reads: str | None = None) -> _Manifest:
     """Return a head, which may read the spec of a run, and a group whose replicas are slices."""
     ports = [{"name": name, "containerPort": port} for name, port in _RAY_PORTS.items()]
-    workers = _host_pod(spec, plan, "ray-worker")
+    groups = [
+        {
+            "groupName": chip_of(plan).name,
+            "replicas": plan.pods,
+            "minReplicas": spec.resources.pods.min,  # an elastic run may start with fewer
+            "maxReplicas": plan.pods,
+            "numOfHosts": plan.hosts_per_slice,
+            "rayStartParams": {},
+            "template": {"spec": _host_pod(spec, plan, "ray-worker")},
+        }
+    ]
+    if chip_of(plan).switched and plan.hosts_per_slice > 1:
+        groups = [_domain(groups[0], name, number) for number in range(plan.pods)]
     return {
         "rayVersion": pinned()["ray"],
         "authOptions": {"mode": "token"},
@@ -288,15 +295,37 @@ def _cluster(spec: Spec, plan: Plan, reads: str | None = None) -> _Manifest:
             "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},
             "template": {"spec": _chipless_pod(spec, "ray-head", _HEAD, reads, ports=ports)},
         },
-        "workerGroupSpecs": [
-            {
-                "groupName": chip_of(plan).name,
-                "replicas": plan.pods,
-                "minReplicas": spec.resources.pods.min,  # an elastic run may start with fewer
-                "maxReplicas": plan.pods,
-                "numOfHosts": plan.hosts_per_slice,
-                "rayStartParams": {},
-                "template": {"spec": workers},
-            }
-        ],
+        "workerGroupSpecs": groups,
+    }
+
+
+def _domain(group: _Manifest, cluster: str, number: int) -> _Manifest:
+    """Return the group of one NVLink domain of several nodes: its pods tell Ray that they share it,
+    and have a node pool of their own, as KubeRay places the pods of a replica anywhere.
+    """
+    label = {GPU_DOMAIN: f"{cluster}-{number}"}
+    selectors = {
+        "podAffinity": {"matchLabels": label},
+        "podAntiAffinity": {
+            "matchExpressions": [
+                {"key": GPU_DOMAIN, "operator": "Exists"},
+                {"key": GPU_DOMAIN, "operator": "NotIn", "values": [label[GPU_DOMAIN]]},
+            ]
+        },
+    }
+    rule, same_pool = "requiredDuringSchedulingIgnoredDuringExecution", {"topologyKey": _NODE_POOL}
+    affinity = {
+        name: {rule: [{**same_pool, "labelSelector": selector}]}
+        for name, selector in selectors.items()
+    }
+    return group | {
+        "groupName": f"{group['groupName']}-{number}",
+        "replicas": 1,
+        "minReplicas": int(number < group["minReplicas"]),
+        "maxReplicas": 1,
+        "labels": label,
+        "template": {
+            "metadata": {"labels": label},
+            "spec": group["template"]["spec"] | {"affinity": affinity},
+        },
     }

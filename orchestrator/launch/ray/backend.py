@@ -17,13 +17,14 @@ from urllib.parse import urlsplit
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from orchestrator.catalog.chips import GPU_DOMAIN
 from orchestrator.launch import backend
 from orchestrator.launch.provenance import ARCHIVE
 from orchestrator.launch.ray import private_api, slices
 from orchestrator.launch.ray.attempt import join_cluster
 from orchestrator.launch.ray.attempt_process import AttemptProcess
 from orchestrator.launch.ray.local_cluster import Patience, PrivateCluster, private_cluster, states
-from orchestrator.launch.ray.slices import GPU_DOMAIN, SliceKind, emulated_hosts, kind_of
+from orchestrator.launch.ray.slices import SliceKind, emulated_hosts, kind_of
 from orchestrator.processes import MODULE
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan

@@ -10,6 +10,7 @@ from dataclasses import field
 from typing import Any
 
 from orchestrator import catalog
+from orchestrator.catalog.chips import GPU_DOMAIN
 from orchestrator.errors import SpecError
 from orchestrator.launch.backend import Slice
 from orchestrator.values.codec import Value
@@ -18,7 +19,6 @@ from orchestrator.values.plan import Plan
 _SLICE_NAME = "ray.io/tpu-slice-name"
 _POD_TYPE = "ray.io/tpu-pod-type"
 _WORKER_ID = "ray.io/tpu-worker-id"
-GPU_DOMAIN = "ray.io/gpu-domain"  # nodes that share an NVLink domain have the same
 _TYPE = "accelerator_type:"  # begins the resource that names a node's accelerator
 _PROBE_S = 2.0
 _PROBES_AT_ONCE = 64
