@@ -47,15 +47,12 @@ def platform_of(plan: AnyPlan) -> Platform:
         return _TPU
     if chip.xla_gpu:
         return _GPU
-    known = ", ".join(name for name in catalog.chips() if _is_known(catalog.chip(name)))
+    chips = map(catalog.chip, catalog.chips())
+    known = ", ".join(chip.name for chip in chips if chip.libtpu or chip.xla_gpu)
     raise ProofUnavailable(
         f"cannot prove: the compilers know {known}, and no {plan.chip}\n"
         "A plan can be run without a proof: orch submit --no-prove"
     )
-
-
-def _is_known(chip: Chip) -> bool:
-    return bool(chip.libtpu or chip.xla_gpu)
 
 
 def target(plan: AnyPlan) -> _Target:

@@ -202,14 +202,9 @@ def check_model(spec: SpecInstance, key: str) -> None:
 
 def _global_faults(model: _Values) -> Iterator[Fault]:
     """Yield what is wrong with the sizes of global layers, or of an MLP next to experts."""
-    heads, kv_heads, moe = model.get("heads"), model.get("global_kv_heads"), model.get("moe")
-    if heads and kv_heads and heads % kv_heads:
-        near = max(n for n in range(1, kv_heads) if heads % n == 0)
-        message = f"is {kv_heads}, must divide the {heads} heads"
-        hint = f"for example global_kv_heads: {near}"
-        yield "global_kv_heads", "heads-not-divisible", message, hint
-    if (width := model.get("global_head_dim")) and width % 2:
-        yield "global_head_dim", *_odd("global_head_dim", width)
+    moe = model.get("moe")
+    sizes = (model.get(name) for name in ("heads", "global_kv_heads", "global_head_dim"))
+    yield from shape_faults(*sizes, of="global_")
     if isinstance(moe, dict) and moe.get("with_mlp"):
         if model.get("norm_placement") != "both":
             message = "must be both where a mixture has an MLP next to it"
@@ -219,13 +214,15 @@ def _global_faults(model: _Values) -> Iterator[Fault]:
             yield "moe.shared_experts", "two-shared-mlps", message, "leave it out, or with_mlp"
 
 
-def shape_faults(heads: int | None, kv_heads: int | None, head_dim: int | None) -> Iterator[Fault]:
+def shape_faults(
+    heads: int | None, kv_heads: int | None, head_dim: int | None, *, of: str = ""
+) -> Iterator[Fault]:
     if heads and kv_heads and heads % kv_heads:
         near = max(n for n in range(1, kv_heads) if heads % n == 0)
-        message, hint = f"is {kv_heads}, must divide the {heads} heads", f"kv_heads: {near}"
-        yield "kv_heads", "heads-not-divisible", message, f"for example {hint}"
+        message, hint = f"is {kv_heads}, must divide the {heads} heads", f"{of}kv_heads: {near}"
+        yield f"{of}kv_heads", "heads-not-divisible", message, f"for example {hint}"
     if head_dim and head_dim % 2:
-        yield "head_dim", *_odd("head_dim", head_dim)
+        yield f"{of}head_dim", *_odd(f"{of}head_dim", head_dim)
 
 
 def _odd(name: str, size: int) -> tuple[str, str, str]:

@@ -48,7 +48,11 @@ def offer_request(
     today: datetime.date,
 ) -> OfferRequest:
     """Return the request. A stated price is for the spec's chip, if its topology is open."""
-    names = _wanted_chips(chips) if chips is not None else _chips_of(resources)
+    names: tuple[str, ...] = (resources.chip,)
+    if chips is not None:
+        names = _wanted_chips(chips)
+    elif not resources.has_open_topology:  # every TPU with published runs
+        names = tuple(name for name in catalog.chips() if catalog.efficiency(name))
     return _request(names, resources, by, budget, prices, today)
 
 
@@ -108,13 +112,6 @@ def serving_request(
     if chips is not None:
         names = _wanted_chips(chips)
     return _request(names, resources, by, budget, prices, today)
-
-
-def _chips_of(resources: Resources) -> tuple[str, ...]:
-    """Return the chips where none is named: the spec's own, or every TPU with published runs."""
-    if not resources.has_open_topology:
-        return tuple(name for name in catalog.chips() if catalog.efficiency(name))
-    return (resources.chip,)
 
 
 def _wanted_chips(chips: str | Sequence[str]) -> tuple[str, ...]:

@@ -32,16 +32,7 @@ from orchestrator.run.progress import (
 )
 from orchestrator.storage.addresses import folder
 from orchestrator.values import codec
-from orchestrator.values.profile import (
-    PROGRAM,
-    SECONDS,
-    TRACE,
-    TRACES,
-    Profile,
-    TraceNote,
-    TraceSeconds,
-    traced_ranks,
-)
+from orchestrator.values import profile as profiles
 from orchestrator.values.run import LIVE, Run
 
 _MOST_BYTES = 4 << 30  # of a trace
@@ -56,7 +47,7 @@ def profile(
     *,
     steps: int | None = None,
     progress: Progress | None = None,
-) -> Profile:
+) -> profiles.Profile:
     """Return what the newest traces of a run say of a step, line by line. With `steps`, a run that
     goes on first traces so many of its next steps.
     """
@@ -82,7 +73,7 @@ def measure_traces(journal: Journal) -> None:
         _measured(journal, at)
 
 
-def _measured(journal: Journal, at: Path) -> tuple[list[TraceSeconds], list[str]]:
+def _measured(journal: Journal, at: Path) -> tuple[list[profiles.TraceSeconds], list[str]]:
     """Return what the traces in a folder say by rank, and what is wrong with others."""
     problems, known = [], {each.note.rank: each for each in kept_seconds(at)}
     for name in files.names(at):
@@ -98,20 +89,20 @@ def _measured(journal: Journal, at: Path) -> tuple[list[TraceSeconds], list[str]
     return [known[rank] for rank in sorted(known)], problems
 
 
-def _measure(journal: Journal, at: Path) -> TraceSeconds:
+def _measure(journal: Journal, at: Path) -> profiles.TraceSeconds:
     from orchestrator.proving.measured import measure  # noqa: PLC0415  it reads programs
 
-    note = codec.from_json(files.read(at / TRACE), TraceNote)
+    note = codec.from_json(files.read(at / profiles.TRACE), profiles.TraceNote)
     plan = traced_plan(journal, journal.run(), note.plan_digest)
     if plan is None:
         raise TraceUnreadable(f"{at} is of plan {note.plan_digest[:8]}, which is not of this run")
     path = _newest_file(at)
     program = None
     with suppress(FileNotFoundError):
-        program = files.read(at / PROGRAM)
+        program = files.read(at / profiles.PROGRAM)
     found = measure(files.read(path, _MOST_BYTES), path.name, note, plan, program)
     with suppress(JournalUnwritable):  # of another user, or on a full disk: read again next time
-        files.replace(at / SECONDS, codec.to_json(found))
+        files.replace(at / profiles.SECONDS, codec.to_json(found))
     return found
 
 
@@ -148,9 +139,9 @@ def _is_taken(journal: Journal, number: int, stage: Callable[[str], None]) -> bo
         stage(f"the run is {run.state}; {run.steps_done} of {run.steps} steps are done")
         return False
     stage(f"steps {asked.first_step} to {asked.end_step - 1}; {run.steps_done} are done")
-    at = journal.paths.root / TRACES / f"steps-{asked.first_step}-{asked.end_step}"
-    ranks = len(traced_ranks(journal.plan(run.plan_digest)))
-    return sum(TRACE in files.names(at / name) for name in files.names(at)) >= ranks
+    at = journal.paths.root / profiles.TRACES / f"steps-{asked.first_step}-{asked.end_step}"
+    ranks = len(profiles.traced_ranks(journal.plan(run.plan_digest)))
+    return sum(profiles.TRACE in files.names(at / name) for name in files.names(at)) >= ranks
 
 
 def _nothing(run: Run, storage: Path, problems: Iterable[str]) -> NoTrace:

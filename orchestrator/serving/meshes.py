@@ -72,19 +72,16 @@ def serving(
 ) -> Serving:  # fmt: skip
     """Return meshes as one layout of columns, so that batches may be its rows."""
     columns = {axis: sizes[:, i, None] for i, axis in enumerate(ICI_AXES)}
-    column: Any = _as_columns(links)
+
+    def in_columns(rates: dict[str, Any]) -> dict[str, Any]:
+        return {name: np.asarray(values)[:, None] for name, values in rates.items()}
+
+    column: Any = Links(in_columns(links.rates), in_columns(links.exchange_rates), {}, {})
     return Serving(
         chip=chip, model=model, precision=Precision(parameters="bf16"), length=1, sequences=1,
         mesh={**dict.fromkeys(DCN_AXES, 1), **columns}, links=column, weights=weights,
         kv_cache=kv_cache, expert_ways=np.asarray(expert_ways)[:, None],
     )  # fmt: skip
-
-
-def _as_columns(links: Links) -> Links:
-    def columns(rates: dict[str, Any]) -> dict[str, Any]:
-        return {name: np.asarray(values)[:, None] for name, values in rates.items()}
-
-    return Links(columns(links.rates), columns(links.exchange_rates), {}, {})
 
 
 def _divides(model: Model, tensor: Ints) -> Any:

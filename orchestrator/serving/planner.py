@@ -15,16 +15,8 @@ from orchestrator.formatting import HOUR_S, counted, in_memory, seconds
 from orchestrator.network.decoder import decoder
 from orchestrator.planning.layout import Number
 from orchestrator.planning.torus import Floats
-from orchestrator.serving import step
+from orchestrator.serving import load, step
 from orchestrator.serving.layout import AXES, Serving, decode, prefill
-from orchestrator.serving.load import (
-    Requests,
-    ServingLoad,
-    costs_of,
-    drawn,
-    percentiles,
-    simulated,
-)
 from orchestrator.serving.meshes import layouts
 from orchestrator.serving.step import memory_of, pass_lines
 from orchestrator.values.model import Model
@@ -272,7 +264,9 @@ def _forecast(
     rate = _rate(copies * batch / bound_s, replicas * point["output_tokens_per_s"], engine.spread)
     if serve.requests_per_s is not None:
         # All requests are answered, unless the engine is slower than expected by too much.
-        asked, most = serve.requests_per_s * mix.output, _most_rate(found, place, replicas)
+        room = found.most[place[0] : place[0] + 1]
+        all_at_once = _points(layout, room, serve, engine).output_tokens_per_s
+        asked, most = serve.requests_per_s * mix.output, replicas * float(all_at_once.max())
         low = min(asked, most * exp(-engine.spread))
         rate = ServingEstimate(lower=asked, expected=asked, low=low, high=asked)
     price = spec.resources.dollars_per_chip_hour
@@ -310,14 +304,6 @@ def _forecast(
     )
 
 
-def _most_rate(found: _Searched, place: tuple[int, int], replicas: int) -> float:
-    """Return the most output tokens/s of a layout, with all requests that have room."""
-    layout = found.layout.column(place[0])
-    most = found.most[place[0] : place[0] + 1]
-    points = _points(layout, most, found.spec.serve, found.engine)
-    return replicas * float(points.output_tokens_per_s.max())
-
-
 def _time(lower: float, expected: float, spread: float) -> ServingEstimate:
     low = max(expected * exp(-spread), lower)
     return ServingEstimate(lower=lower, expected=expected, low=low, high=expected * exp(spread))
@@ -345,8 +331,8 @@ def layout_of(plan: ServingPlan) -> Serving:
 
 
 def loaded(
-    plan: ServingPlan, kind: str, seed: int, count: int, given: Requests | None
-) -> ServingLoad:
+    plan: ServingPlan, kind: str, seed: int, count: int, given: load.Requests | None
+) -> load.ServingLoad:
     """Return what requests see that arrive at a plan: random ones at its rate, or 90 % of what it
     serves at most, or the `given` ones of a trace, which its copies take in turn.
     """
@@ -354,22 +340,22 @@ def loaded(
     copies = plan.replicas * plan.mesh["replicas"]
     most = plan.forecast.max_batch // copies
     engine = constants_of(serve.engine, plan.chip)
-    costs = costs_of(layout, mix, engine, serve.chunk, most)
+    costs = load.costs_of(layout, mix, engine, serve.chunk, most)
     per_s = (serve.requests_per_s or _BUSY * plan.forecast.requests_per_s.expected) / copies
     if given is None:
         prompts, outputs = (
             (np.array([float(x.tokens) for x in part]), np.array([x.share for x in part]))
             for part in (serve.prompt, serve.output)
         )
-        arrivals = drawn(kind, count, per_s, prompts, outputs, seed)
+        arrivals = load.drawn(kind, count, per_s, prompts, outputs, seed)
     else:
-        arrivals = Requests(*(column[::copies] for column in given))
+        arrivals = load.Requests(*(column[::copies] for column in given))
         per_s = len(arrivals.arrival_s) / max(float(np.ptp(arrivals.arrival_s)), 1e-9)
-    ttft_s, tpot_s, waits_s, busy, in_work = simulated(arrivals, costs)
-    return ServingLoad(
+    ttft_s, tpot_s, waits_s, busy, in_work = load.simulated(arrivals, costs)
+    return load.ServingLoad(
         arrivals=kind, seed=seed, requests=len(arrivals.arrival_s), requests_per_s=per_s * copies,
-        ttft_s=percentiles(ttft_s), tpot_s=percentiles(tpot_s[arrivals.output > 1]),
-        waits_s=percentiles(waits_s), busy=busy, most_in_work=in_work * copies,
+        ttft_s=load.percentiles(ttft_s), tpot_s=load.percentiles(tpot_s[arrivals.output > 1]),
+        waits_s=load.percentiles(waits_s), busy=busy, most_in_work=in_work * copies,
     )  # fmt: skip
 
 

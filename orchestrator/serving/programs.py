@@ -13,15 +13,7 @@ from orchestrator.planning.torus import make_torus, spans_of
 from orchestrator.serving.layout import STREAM_BYTES, Pass, Serving, decode
 from orchestrator.serving.planner import layout_of, mix_of
 from orchestrator.serving.step import as_float, as_int, lower_s, pass_lines, work_of
-from orchestrator.values.plan import (
-    Collective,
-    CollectiveKind,
-    Estimate,
-    LedgerLine,
-    LineKind,
-    MemoryPhase,
-    MeshAxis,
-)
+from orchestrator.values import plan as plans
 from orchestrator.values.program import ProgramForecast, ServedProgram
 from orchestrator.values.serving import ServingPlan
 
@@ -44,7 +36,7 @@ def served_programs(plan: ServingPlan) -> tuple[ServedProgram, ServedProgram]:
     torus = make_torus(chip, catalog.topology(chip, plan.topology))
     mesh = {axis: as_int(layout.mesh[axis]) for axis in ICI_AXES}
     axes = tuple(
-        MeshAxis(
+        plans.MeshAxis(
             name=axis, size=size, link="ici", spans=spans_of(torus, layout.factors[0], (axis,))
         )
         for axis, size in mesh.items()
@@ -86,16 +78,16 @@ def _forecast(layout: Serving, work: Pass, cache: float) -> ProgramForecast:
     return ProgramForecast(
         memory_bytes_per_device=taken,
         hbm_bytes_per_device=layout.hbm_bytes,
-        memory=(MemoryPhase(name="pass", lines=tuple(memory), bytes=taken),),
+        memory=(plans.MemoryPhase(name="pass", lines=tuple(memory), bytes=taken),),
         time=tuple(lines),
-        step_s=Estimate(
+        step_s=plans.Estimate(
             lower=as_float(lower_s(seconds)), unoverlapped=sum(line.value for line in lines)
         ),
     )
 
 
-def _memory(layout: Serving, work: Pass, cache: float) -> Iterator[LedgerLine]:
-    sizes: dict[str, tuple[LineKind, float]] = {
+def _memory(layout: Serving, work: Pass, cache: float) -> Iterator[plans.LedgerLine]:
+    sizes: dict[str, tuple[plans.LineKind, float]] = {
         "weights": ("parameters", as_float(layout.weights_bytes)),
         "KV cache": ("kv_cache", cache),
         "activations": (
@@ -103,14 +95,16 @@ def _memory(layout: Serving, work: Pass, cache: float) -> Iterator[LedgerLine]:
         ),
     }  # fmt: skip
     for name, (kind, size) in sizes.items():
-        yield LedgerLine(kind=kind, name=name, value=size, unit="bytes", formula=name, inputs={})
+        yield plans.LedgerLine(
+            kind=kind, name=name, value=size, unit="bytes", formula=name, inputs={}
+        )
 
 
-def _lines(layout: Serving, work: Pass) -> Iterator[LedgerLine]:
+def _lines(layout: Serving, work: Pass) -> Iterator[plans.LedgerLine]:
     """Yield the lines of a pass, with what the program multiplies and sends. Experts' devices take
     the tokens of all parts of the attention and sum results over these, then over `tensor`.
     """
-    sent: tuple[LineKind, ...] = ("activation_scatter", "expert_exchange")
+    sent: tuple[plans.LineKind, ...] = ("activation_scatter", "expert_exchange")
     for line in pass_lines(layout, work):
         if more := _more_flops(layout, work, line.name):
             flops = line.inputs["flops"] + more
@@ -121,7 +115,7 @@ def _lines(layout: Serving, work: Pass) -> Iterator[LedgerLine]:
     stream = work.tokens * layout.model.d_model * STREAM_BYTES
     mixtures = layout.network.mixture_layers
     own, sums = stream / as_float(layout.requests_split), as_float(layout.sums) + mixtures
-    exchanges: tuple[tuple[LineKind, str, CollectiveKind, str, float, float], ...] = (
+    exchanges: tuple[tuple[plans.LineKind, str, plans.CollectiveKind, str, float, float], ...] = (
         ("activation_scatter", "sums over tensor", "all-reduce", "tensor", sums, 2 * own),
         ("expert_gather", "tokens to experts", "all-gather", "expert", mixtures, stream),
         ("expert_scatter", "results of experts", "reduce-scatter", "expert", mixtures, stream),
@@ -130,11 +124,11 @@ def _lines(layout: Serving, work: Pass) -> Iterator[LedgerLine]:
         ways, rate = as_int(layout.mesh[axis]), as_float(layout.links.bytes_per_s(axis))
         size = calls * volume * (ways - 1) / ways
         if size:
-            yield LedgerLine(
+            yield plans.LedgerLine(
                 kind=kind, name=name, value=size / rate, unit="s", formula="bytes / rate",
                 inputs={"bytes": size, "rate": rate}, resource=axis,
                 sources=(layout.chip.ici_link_bytes_per_s.source,),
-                collective=Collective(
+                collective=plans.Collective(
                     kind=how, axes=(axis,), link="ici", dtype="bf16", bytes_per_step=size,
                     calls_per_step=calls,
                 ),

@@ -10,13 +10,8 @@ from orchestrator.serving.cheapest import ServingOffers
 from orchestrator.serving.frontier import ServingFrontier
 from orchestrator.serving.load import ServingLoad
 from orchestrator.show import drawings as draw
+from orchestrator.show import explain_screen
 from orchestrator.show import parts as ui
-from orchestrator.show.explain_screen import (
-    inputs_table,
-    published_parts,
-    section_parts,
-    sources_parts,
-)
 from orchestrator.show.plan_text import in_words, resource_name
 from orchestrator.values.plan import LedgerLine
 from orchestrator.values.serving import (
@@ -318,10 +313,10 @@ def serving_explain_screen(sheet: ServingExplanation, next_command: str) -> ui.S
     """Return inputs, derivations, the book's answers and sources."""
     return ui.screen(
         [ui.heading(f"{headline(sheet.plan)}, worked out by hand")],
-        inputs_table(sheet.inputs, wraps=True),
-        *map(section_parts, sheet.sections),
-        *published_parts(sheet.quotes),
-        sources_parts(sheet.sources),
+        explain_screen.inputs_table(sheet.inputs, wraps=True),
+        *map(explain_screen.section_parts, sheet.sections),
+        *explain_screen.published_parts(sheet.quotes),
+        explain_screen.sources_parts(sheet.sources),
         ui.closing(f"Answer: {_verdict(sheet.plan)}", next_command),
     )
 

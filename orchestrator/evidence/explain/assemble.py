@@ -272,12 +272,9 @@ def _quoted(key: str, question: BookQuestion) -> formula.QuotedFigures:
     _, vendor = rates_of(chip, spec.experiment.precision.compute)
     sheet, _ = derive(spec, book.MFU)
     numbers = sheet.numbers | {f"{symbol}_vendor": rate.value for symbol, rate in vendor.items()}
-    quoted = []
-    for figure in figures():
-        if key not in figure.questions:
-            continue
-        quoted.append(quoted_figure(figure, numbers))
-    return formula.QuotedFigures(title=question.title, figures=tuple(quoted))
+    about = (figure for figure in figures() if key in figure.questions)
+    quoted = tuple(quoted_figure(figure, numbers) for figure in about)
+    return formula.QuotedFigures(title=question.title, figures=quoted)
 
 
 def quoted_figure(figure: PublishedFigure, numbers: Mapping[str, float]) -> formula.QuotedFigure:

@@ -1,6 +1,7 @@
 """A serving plan derived line by line, and the book's worked answers on inference next to it."""
 
 from collections.abc import Iterator
+from itertools import starmap
 
 from orchestrator import catalog
 from orchestrator.catalog.serving import constants_of, figures, questions
@@ -41,7 +42,7 @@ def derive(spec: ServingSpec, plan: ServingPlan) -> ServingExplanation:
     layout = layout_of(plan)
     sheet = Worksheet(tuple(_inputs(spec, plan, layout)))
     sections = tuple(
-        sheet.section(title, map(_formula, lines)) for title, lines in _sections(layout, plan)
+        sheet.section(title, starmap(Formula, lines)) for title, lines in _sections(layout, plan)
     )
     quotes = quoted(plan)
     keys = dict.fromkeys(
@@ -148,11 +149,7 @@ def _inputs(spec: ServingSpec, plan: ServingPlan, layout: Serving) -> Iterator[I
         yield given("chips", plan.chips, "chips")
 
 
-_Line = tuple[str, str, str, str]
-
-
-def _formula(line: _Line) -> Formula:
-    return Formula(*line)
+_Line = tuple[str, str, str, str]  # as in a Formula
 
 
 def _sections(layout: Serving, plan: ServingPlan) -> Iterator[tuple[str, list[_Line]]]:

@@ -154,7 +154,13 @@ def with_catalog_constants(path: Path | None = None) -> ServingScore:
         return _row(run, found, slower, Handover(**table.handover), first)
 
     found = _score("learned on the project's own files", [row(run) for run in runs], left_out)
-    return found if path else replace(found, rooms=rooms(), summary=(*found.summary, _of_rooms()))
+    if path:
+        return found
+    # Of the room for the cache, the baseline is what the weights leave.
+    known = rooms()
+    errors, simple = zip(*((row.room_error, row.baseline_room_error) for row in known), strict=True)
+    summary = (*found.summary, _errors_of("cache_room", "any", errors, simple, None))
+    return replace(found, rooms=known, summary=summary)
 
 
 def cross_validated(hold_out: str, path: Path | None = None) -> ServingScore:
@@ -255,14 +261,6 @@ def _errors_of(
         baseline_median_abs_error=float(np.median(theirs)),
         baseline_p90_abs_error=float(np.quantile(theirs, 0.9)),
     )  # fmt: skip
-
-
-def _of_rooms() -> ServingErrors:
-    """Return the errors of room for the cache; the baseline is what the weights leave."""
-    errors, simple = zip(
-        *((row.room_error, row.baseline_room_error) for row in rooms()), strict=True
-    )
-    return _errors_of("cache_room", "any", errors, simple, None)
 
 
 def _score(learned_on: str, rows: list[ServingRow], left_out: list[SkippedRow]) -> ServingScore:

@@ -35,7 +35,12 @@ def describe(store: Store, rehearsal_tag: str, links: Sequence[ViewLink] = ()) -
             blocks.append(
                 f"{title}, the newest {counted(len(rows), 'run')}\n\n{_table('run', rows)}"
             )
-    known = links or [ViewLink(name=name, url=url) for name, url in _noted_links(written)]
+    known = links
+    if not links:  # those of the text before: who records a run does not know them
+        line = next((x for x in written.splitlines() if x.startswith("Comparisons: ")), "")
+        pairs = (part.strip("[]) ") for part in line.partition(": ")[2].split(" · "))
+        ends = (pair.partition("](") for pair in pairs)
+        known = [ViewLink(name=name, url=url) for name, _, url in ends if url]
     if known:
         blocks.append("Comparisons: " + " · ".join(f"[{link.name}]({link.url})" for link in known))
     text = "\n\n".join(blocks)
@@ -72,13 +77,6 @@ def _shares(run: StoredRun) -> tuple[str, ...]:
 def _table(first: str, rows: Iterable[Sequence[str]]) -> str:
     lines = [(first, *_HEAD), ("---",) * (1 + len(_HEAD)), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _noted_links(text: str) -> list[tuple[str, str]]:
-    """Return the links of an earlier description: who records a run does not know them."""
-    line = next((line for line in text.splitlines() if line.startswith("Comparisons: ")), "")
-    pairs = (part.strip("[]) ").partition("](") for part in line.partition(": ")[2].split(" · "))
-    return [(name, url) for name, _, url in pairs if url]
 
 
 def study_table(report: ScalingReport | SweepReport) -> str:
