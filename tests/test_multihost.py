@@ -52,16 +52,26 @@ def two_processes(folder: Path, *, stop_at: int = STEPS + 1, compiled: str = "")
 
 
 @pytest.fixture(scope="module")
-def eight_steps(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Outcome], Path]:
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder in which processes share their programs."""
+    return str(tmp_path_factory.mktemp("compiled"))
+
+
+@pytest.fixture(scope="module")
+def eight_steps(
+    tmp_path_factory: pytest.TempPathFactory, compiled: str
+) -> tuple[list[Outcome], Path]:
     """What two processes say of their first eight steps, and the folder that has them."""
     folder = tmp_path_factory.mktemp("two") / "run"
-    return two_processes(folder, stop_at=7), folder
+    return two_processes(folder, stop_at=7, compiled=compiled), folder
 
 
 def test_two_processes_train_as_one(
-    eight_steps: tuple[list[Outcome], Path], tmp_path: Path
+    eight_steps: tuple[list[Outcome], Path], compiled: str, tmp_path: Path
 ) -> None:
-    """One wants to stop: both do, after the same step; together they go on, around damage too."""
+    """One wants to stop: both do, after the same step; together they go on, around damage too. What
+    the first run compiled, the next one has.
+    """
     _, alone = run_toy(tmp_path / "alone", toy_plan_of(data=4))
     first, folder = eight_steps
     shutil.copytree(folder, tmp_path / "two")
@@ -70,7 +80,7 @@ def test_two_processes_train_as_one(
     assert all(one["outcome"]["stopped"] for one in first)
 
     flip_a_byte(a_data_file(tmp_path / "two" / "checkpoints" / "8"))
-    second = two_processes(tmp_path / "two")
+    second = two_processes(tmp_path / "two", compiled=compiled)
     for one in second:
         opening = one["outcome"]["startup"]
         assert opening["steps_done"] == 6
@@ -79,20 +89,19 @@ def test_two_processes_train_as_one(
     together = first[0]["losses"][:6] + second[0]["losses"]
     assert together == pytest.approx(losses(alone), rel=1e-5)
     assert second[0]["losses"][:2] == first[0]["losses"][6:]
+    assert '"jit_step"' in first[0]["compiled"]
+    assert not any('"jit_step"' in one["compiled"] for one in second)
 
 
-def test_one_process_compiles_for_both_and_for_the_next_run(
+def test_one_process_compiles_for_both(
     eight_steps: tuple[list[Outcome], Path], tmp_path: Path
 ) -> None:
     """The losses are those of processes that compile for themselves, to the bit."""
-    alone, _ = eight_steps
-    shared = str(tmp_path / "compiled")
-    first = two_processes(tmp_path / "first", stop_at=3, compiled=shared)
-    second = two_processes(tmp_path / "second", stop_at=3, compiled=shared)
+    shared, _ = eight_steps
+    alone = two_processes(tmp_path / "alone", stop_at=3)
     assert alone[0]["compiled"] == alone[1]["compiled"] != []
-    assert (first[0]["compiled"], first[1]["compiled"]) == (alone[0]["compiled"], [])
-    assert (second[0]["compiled"], second[1]["compiled"]) == ([], [])
-    assert [one["losses"] for one in (*first, *second)] == [alone[0]["losses"][:4]] * 4
+    assert (shared[0]["compiled"], shared[1]["compiled"]) == (alone[0]["compiled"], [])
+    assert [one["losses"] for one in alone] == [shared[0]["losses"][:4]] * 2
 
 
 def test_each_process_sums_the_shards_that_it_wrote(
