@@ -43,6 +43,15 @@ def test_littles_law_holds() -> None:
     assert in_work < most <= 64
 
 
+def test_a_long_prompt_takes_a_step_for_each_chunk() -> None:
+    """Three chunks while another request is answered, seven alone, and a half one."""
+    costs = StepCosts(step_s=np.array([0.01, 0.02, 0.03]), token_s=1e-4, chunk=100, most=2)
+    arrival, prompt, output = np.array([0.0, 0.001]), np.array([100.0, 1050.0]), np.array([4.0, 1])
+    ttft, tpot, *_ = simulated(Requests(arrival, prompt, output), costs)
+    assert tpot[0] == pytest.approx(0.03)
+    assert ttft[1] == pytest.approx(0.02 + 3 * 0.03 + 7 * 0.02 + 0.015 - 0.001)
+
+
 def test_an_overload_serves_what_the_steps_allow() -> None:
     """With all places taken, the rate is that of full steps."""
     costs = StepCosts(step_s=np.full(9, 0.02), token_s=0.0, chunk=800, most=8)

@@ -120,6 +120,14 @@ def test_what_needs_no_extra_works_outside_the_checkout(installed: Orch, tmp_pat
         assert done.stdout
 
 
+@pytest.fixture(scope="module")
+def specs(installed: Orch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a spec."""
+    folder = tmp_path_factory.mktemp("specs")
+    installed("init", "mine.yaml", cwd=folder)
+    return folder
+
+
 @pytest.mark.parametrize(
     ("command", "extra"),
     [
@@ -130,11 +138,10 @@ def test_what_needs_no_extra_works_outside_the_checkout(installed: Orch, tmp_pat
     ],
 )
 def test_a_command_names_the_extra_that_it_lacks(
-    command: tuple[str, ...], extra: str, installed: Orch, wheel: Path, tmp_path: Path
+    command: tuple[str, ...], extra: str, installed: Orch, wheel: Path, specs: Path
 ) -> None:
     """And what to type to install it."""
-    installed("init", "mine.yaml", cwd=tmp_path)
-    done = installed(*command, cwd=tmp_path)
+    done = installed(*command, cwd=specs)
     assert done.returncode == 1
     assert f"pip install 'orch[{extra}] @ {wheel.as_uri()}'" in done.stderr
     assert "Traceback" not in done.stderr

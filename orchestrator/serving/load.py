@@ -110,7 +110,9 @@ def simulated(requests: Requests, costs: StepCosts) -> tuple[Floats, Floats, Flo
         taken, ready = _prefilled(waiting, costs.chunk, costs.most - len(ending), began, now)
         own_s = step_s[len(ending)]
         if taken:
-            alike, took = 1, own_s + taken * costs.token_s
+            is_whole = taken == costs.chunk and not ready  # of one prompt, and more is left
+            alike = _whole_chunks(waiting[0], costs.chunk, ending, steps) if is_whole else 1
+            took = alike * (own_s + taken * costs.token_s)
         else:
             # Alike steps up to the next end, or to the arrival of a request that has room.
             alike = ending[0][0] - steps
@@ -156,6 +158,19 @@ def _prefilled(
         waiting.popleft()
         ready.append(request)
     return taken, ready
+
+
+def _whole_chunks(
+    prompt: list[float], chunk: int, ending: list[tuple[int, int]], steps: int
+) -> int:
+    """Take whole chunks of a long prompt, up to its last part or to the step in which a request
+    ends. Return the number of steps, with the one whose chunk is taken.
+    """
+    alike = ceil(prompt[1] / chunk)
+    if ending:
+        alike = min(alike, ending[0][0] - steps)
+    prompt[1] -= (alike - 1) * chunk
+    return alike
 
 
 def percentiles(values: Floats) -> Percentiles:
