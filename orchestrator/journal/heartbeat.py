@@ -100,18 +100,6 @@ class HostUsage(Value):
     sent_bytes: float
 
 
-def _host_usage() -> HostUsage:
-    memory, network = psutil.virtual_memory(), psutil.net_io_counters()
-    return HostUsage(
-        at_s=time.time(),
-        cpu=psutil.cpu_percent() / 100,  # since the last call
-        memory=memory.percent / 100,
-        memory_bytes=float(memory.used),
-        received_bytes=float(network.bytes_recv),
-        sent_bytes=float(network.bytes_sent),
-    )
-
-
 class Heartbeat(Value):
     rank: int
     slice_name: str
@@ -232,7 +220,15 @@ class HeartbeatWriter:
             if self._gave_up():
                 return
             if self._usage is None or time.time() - self._usage.at_s >= _USAGE_EVERY_S:
-                self._usage = _host_usage()
+                memory, network = psutil.virtual_memory(), psutil.net_io_counters()
+                self._usage = HostUsage(
+                    at_s=time.time(),
+                    cpu=psutil.cpu_percent() / 100,  # since the last call
+                    memory=memory.percent / 100,
+                    memory_bytes=float(memory.used),
+                    received_bytes=float(network.bytes_recv),
+                    sent_bytes=float(network.bytes_sent),
+                )
             self._write()
         while not self._written.wait(self._interval_s):
             self._write()

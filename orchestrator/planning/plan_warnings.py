@@ -148,28 +148,22 @@ def all_warnings(
         if faster:
             figures = {"microbatches": faster[0], "expected_s": faster[1] * tokens}
             yield make_warning("accumulation_faster", **figures, step_s=step_s)
-    yield from _pipeline_warnings(plan)
-    yield from _kernel_warnings(plan, request)
+    yield from _program_warnings(plan, request)
     yield from _recipe_warnings(plan)
     yield from forecast_warnings(plan)
 
 
-def _pipeline_warnings(plan: Plan) -> Iterator[PlanWarning]:
-    """Yield the share of a pipeline's passes in which its stages wait, where it is large."""
-    if (pipeline := plan.pipeline) is None:
-        return
-    stages, chunks, passes = pipeline.stages, pipeline.chunks, pipeline.microbatches
-    share = (stages - 1) / (passes * chunks)
-    if share > _BUBBLE:
-        sequences = plan.batch.sequences * ceil(share / _BUBBLE)
-        yield make_warning(
-            "pipeline_bubble", share=share, stages=stages, chunks=chunks, microbatches=passes,
-            sequences=sequences,
-        )  # fmt: skip
-
-
-def _kernel_warnings(plan: Plan, request: SearchRequest) -> Iterator[PlanWarning]:
-    """Yield what the kernels of the trainer cannot do on the chip."""
+def _program_warnings(plan: Plan, request: SearchRequest) -> Iterator[PlanWarning]:
+    """Yield how long stages wait in a pipeline, and what kernels cannot do on the chip."""
+    if pipeline := plan.pipeline:
+        stages, chunks, passes = pipeline.stages, pipeline.chunks, pipeline.microbatches
+        share = (stages - 1) / (passes * chunks)
+        if share > _BUBBLE:
+            sequences = plan.batch.sequences * ceil(share / _BUBBLE)
+            yield make_warning(
+                "pipeline_bubble", share=share, stages=stages, chunks=chunks, microbatches=passes,
+                sequences=sequences,
+            )  # fmt: skip
     moe = plan.model.moe
     if request.chip.switched and moe and moe.capacity_factor is None:
         yield make_warning("gpu_mixture", experts=moe.experts)

@@ -92,9 +92,14 @@ def spec_of(
     assert chip is not None
     file.values["resources"] |= {"chip": chip.name, "chip_definition": definition}
     spec = _spec(file.values, model_values(model), overrides)
+    key, stages = "experiment.batch.length", spec.experiment.stages
+    longest = max(batch.length for batch in (spec.experiment.batch, *(s.batch for s in stages)))
+    positions = spec.experiment.model.learned_positions
+    if positions is not None and longest > positions:
+        message = f"is {longest:,}, must be at most the {positions:,} positions that are learned"
+        hint = f"for example length: {positions}"
+        raise SpecProblems([file.place(key).problem("too-few-positions", key, message, hint)])
     # Hosts that train find the files that this machine lacks, and those in buckets.
-    if wrong := [*_position_problems(spec, file)]:
-        raise SpecProblems(wrong)
     if wrong := [*_start_problems(spec, file, folder)] or [*_data_problems(spec, file, folder)]:
         raise SpecProblems(wrong)
     return spec
@@ -255,17 +260,6 @@ def places(path: Path, overrides: Sequence[str] = ()) -> Callable[[str], str]:
 
 
 # The files that a run reads: checks of those that this machine has, and which are missing.
-
-
-def _position_problems(spec: Spec, file: SpecInstance) -> Iterator[Problem]:
-    """Yield what is wrong where sequences are longer than the positions that are learned."""
-    experiment, key = spec.experiment, "experiment.batch.length"
-    lengths = [experiment.batch.length, *(stage.batch.length for stage in experiment.stages)]
-    positions, longest = experiment.model.learned_positions, max(lengths)
-    if positions is not None and longest > positions:
-        message = f"is {longest:,}, must be at most the {positions:,} positions that are learned"
-        hint = f"for example length: {positions}"
-        yield file.place(key).problem("too-few-positions", key, message, hint)
 
 
 def _start_problems(spec: Spec, file: SpecInstance, folder: Path) -> Iterator[Problem]:

@@ -43,7 +43,14 @@ def layouts(
     picked = np.array(list(places)).reshape(-1, len(rows))
     factors = np.stack([part[picked[:, i]] for i, part in enumerate(rows)], axis=1)
     sizes = axis_sizes(factors)
-    kept = _divides(model, sizes[:, _COLUMNS["tensor"]])
+    # Whether `tensor` divides what it splits; KV heads may be replicated instead.
+    tensor = sizes[:, _COLUMNS["tensor"]]
+    kept = np.ones(len(tensor), bool)
+    for axis, _, total in split_sizes(model):
+        if axis in {"heads", "ff", "global_kv_heads"}:
+            kept &= total % tensor == 0
+        elif axis == "kv_heads":
+            kept &= (total % tensor == 0) | (tensor % total == 0)
     for name, column in _COLUMNS.items():
         wanted = getattr(mesh, name)
         kept &= (wanted is None) | (sizes[:, column] == (wanted or 1))
@@ -82,17 +89,6 @@ def serving(
         mesh={**dict.fromkeys(DCN_AXES, 1), **columns}, links=column, weights=weights,
         kv_cache=kv_cache, expert_ways=np.asarray(expert_ways)[:, None],
     )  # fmt: skip
-
-
-def _divides(model: Model, tensor: Ints) -> Any:
-    """Return whether `tensor` divides what it splits; KV heads may be replicated instead."""
-    kept = np.ones(len(tensor), bool)
-    for axis, _, total in split_sizes(model):
-        if axis in {"heads", "ff", "global_kv_heads"}:
-            kept &= total % tensor == 0
-        elif axis == "kv_heads":
-            kept &= (total % tensor == 0) | (tensor % total == 0)
-    return kept
 
 
 def _expert_ways(model: Model, devices: int, wanted: int | None) -> int:

@@ -192,7 +192,12 @@ def _run_of(name: str, row: Row) -> ServingRun:
     note, engine, chip_name = row["note"], _engine_of(row), row["chip"].lower()
     model = model_of(row)
     devices = int(needed(row, "chips")) * catalog.chip(chip_name).devices
-    prompt, output = _lengths_of(row)
+    # Mean tokens of prompts and answers, as the note corrects the nominal ones.
+    prompt, output = needed(row, "input_len"), needed(row, "output_len")
+    if stated := re.search(r"\(([\d,]+) in and ([\d,]+) out", row["note"]):
+        prompt, output = (float(part.replace(",", "")) for part in stated.groups())
+    elif _DRAWN_LENGTHS.search(row["note"]):
+        prompt, output = _DRAWN * prompt, _DRAWN * output if output > 1 else output
     weights, kv_cache = types_of(row, engine)
     layout = laid_out(chip_name, model, weights, kv_cache, _mesh_of(row, model, devices))
     wanted, limit = row["concurrency_or_rate"], None
@@ -302,16 +307,6 @@ def model_of(row: Row) -> Model:
     if model is None:
         raise Unscorable(f"the shape of {row['model']} is not known here")
     return model
-
-
-def _lengths_of(row: Row) -> tuple[float, float]:
-    """Return the mean tokens of prompts and answers, as the note corrects the nominal ones."""
-    prompt, output = needed(row, "input_len"), needed(row, "output_len")
-    if stated := re.search(r"\(([\d,]+) in and ([\d,]+) out", row["note"]):
-        prompt, output = (float(part.replace(",", "")) for part in stated.groups())
-    elif _DRAWN_LENGTHS.search(row["note"]):
-        prompt, output = _DRAWN * prompt, _DRAWN * output if output > 1 else output
-    return prompt, output
 
 
 def _figures_of(
