@@ -32,8 +32,8 @@ LAST_WORDS_S = 0.5
 
 @pytest.fixture(autouse=True)
 def short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks have a second to end by themselves."""
-    monkeypatch.setattr(drivers, "_EXIT_LIMIT_S", 1.0)
+    """Ranks have three seconds to end by themselves: a busy machine starts one in more than one."""
+    monkeypatch.setattr(drivers, "_EXIT_LIMIT_S", 3.0)
 
 
 @contextmanager
@@ -94,7 +94,7 @@ def test_ranks_of_other_machines_are_not_waited_for(tmp_path: Path) -> None:
         path.write_bytes(msgspec.json.encode(replace(beat(0), process=far)))
         began_s = time.monotonic()
         drivers._end_ranks(writer.journal, number)
-        assert time.monotonic() - began_s < 1.0
+        assert time.monotonic() - began_s < drivers._EXIT_LIMIT_S
         assert other.poll() is None
 
 
