@@ -91,12 +91,12 @@ def _show_life(write: Callable[[str], None]) -> None:
 def _serve(spec: AttemptSpec, commands: _Commands, send: _Send) -> None:
     journal = Journal(folder(spec.run))
     run = journal.run()
-    kind = journal.plan(run.plan_digest)
+    submitted = journal.plan(run.plan_digest)
     lease = None
     if not run.rehearsal:
-        lease = Lease(spec.run, run.submitted_at_s, slices.kind_of(kind).queue, spec.claim)
+        lease = Lease(spec.run, run.submitted_at_s, slices.kind_of(submitted).queue, spec.claim)
     watch = ClaimWatch(journal.path, spec.claim)
-    args, chosen = _wait_for_start(kind, commands, send, lease, watch)
+    args, chosen = _wait_for_start(submitted, commands, send, lease, watch)
     plan = journal.plan(args.plan_digest)
     metrics.publish(journal)
     found = slices.members(ray.nodes(), slices.kind_of(plan))
@@ -137,13 +137,13 @@ def _end_if_superseded(watch: ClaimWatch) -> None:
 
 
 def _wait_for_start(
-    kind: Plan, commands: _Commands, send: _Send, lease: Lease | None, watch: ClaimWatch
+    plan: Plan, commands: _Commands, send: _Send, lease: Lease | None, watch: ClaimWatch
 ) -> tuple[WorkerArgs, tuple[str, ...]]:
     """Report the slices whenever they change, until the driver starts the workers."""
     last: AttemptEvent | None = None
     while True:
         _end_if_superseded(watch)
-        seen = _current_slices(kind)
+        seen = _current_slices(plan)
         ahead: tuple[str, ...] = ()
         if lease:
             # The queue is asked after the look: a run that has just failed may have freed its
