@@ -18,7 +18,15 @@ from orchestrator.errors import NoTopology, SpecError
 from orchestrator.formatting import dollars
 from orchestrator.planning.many_slices import best_of_slices
 from orchestrator.planning.nearest_specs import changed
-from orchestrator.planning.offers import Offer, Offers, UnknownCost, _is_round, _odds_of, chance
+from orchestrator.planning.offers import (
+    Offer,
+    Offers,
+    UnknownCost,
+    _is_round,
+    _joined,
+    _odds_of,
+    chance,
+)
 from orchestrator.planning.planner import make_plan
 from orchestrator.planning.ranking import best_choices
 from orchestrator.planning.search import search, search_request
@@ -32,7 +40,7 @@ from orchestrator.reading.offer_options import (
 from orchestrator.reading.problems import SpecProblems
 from orchestrator.run.progress import ProgressEvent, UnitsDone
 from orchestrator.show.offers_screen import odds_text, offers_screen
-from orchestrator.values.plan import Estimate
+from orchestrator.values.plan import Estimate, Extrapolation
 from orchestrator.values.spec import MeshRequest, Spec
 from tests.conftest import ROOT, RunOrch
 from tests.example_specs import TINY, spec_of
@@ -52,6 +60,21 @@ def small_spec(**more: object) -> Spec:
 @pytest.fixture(scope="module")
 def found() -> Offers:
     return api.offers(small_spec(), by="30d", budget="400k", chips="v5e,v6e,v5p")
+
+
+def test_stages_have_the_farthest_value_along_each_axis(found: Offers) -> None:
+    """Also along an axis on which all published runs have zero."""
+    few, many = (
+        tuple(
+            Extrapolation(axis=axis, value=value, low=0.0, high=high)
+            for axis, high in (("length", 4.0), ("pipeline", 0.0))
+        )
+        for value in (8.0, 16.0)
+    )
+    assert found.cheapest is not None
+    stages = [(replace(found.cheapest, extrapolations=own), 0.0, 0.0) for own in (few, many, few)]
+    joined = {axis.axis: axis.value for axis in _joined(stages, found.request).extrapolations}
+    assert joined == {"length": 16.0, "pipeline": 8.0}
 
 
 # --- the search over many slices

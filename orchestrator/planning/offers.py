@@ -406,7 +406,9 @@ def _joined(stages: Sequence[_StageOffer], wanted: OfferRequest) -> Offer:
         dollars = forecast.plus(forecast.add(paid), price * stages[0][2] * changes_s / HOUR_S)
 
     def beyond(axis: Extrapolation) -> float:
-        return axis.value / axis.high if axis.value > axis.high else axis.low / axis.value
+        """Return how many times as far it lies; of a range that ends at zero, further than any."""
+        near, far = sorted((axis.value, axis.high if axis.value > axis.high else axis.low))
+        return far / near if near else inf
 
     # Along each axis, the value that is farthest from the published runs.
     farthest: dict[str, Extrapolation] = {}
