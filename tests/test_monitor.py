@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator import journal
 from orchestrator.drive import driver
-from orchestrator.drive.driver import Driver, Monitor, _AttemptEnd
+from orchestrator.drive.driver import Driver, _AttemptEnd, _Monitor
 from orchestrator.journal import liveness
 from orchestrator.journal.heartbeat import HeartbeatWriter
 from orchestrator.launch.backend import AttemptEvent, DeadRank, Slice, WorkerArgs, describe_exit
@@ -57,7 +57,7 @@ class ScriptedAttempt:
 @contextmanager
 def watched(
     tmp_path: Path, attempt: ScriptedAttempt, hang_limit_s: float = 60.0
-) -> Iterator[tuple[journal.Writer, Monitor]]:
+) -> Iterator[tuple[journal.Writer, _Monitor]]:
     """The first attempt of a run, about to be watched."""
     writer = claimed_run(tmp_path)
     number = writer.start_attempt(tiny_plan(), SLICES)
@@ -69,7 +69,7 @@ def watched(
         plan_digest=tiny_plan().digest,
         heartbeat_s=BEAT_S,
     )
-    yield writer, Monitor(writer, attempt, args, SLICES, hang_limit_s)
+    yield writer, _Monitor(writer, attempt, args, SLICES, hang_limit_s)
 
 
 def beating(writer: journal.Writer, rank: int, every_s: float = BEAT_S) -> HeartbeatWriter:

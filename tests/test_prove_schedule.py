@@ -13,7 +13,7 @@ import pytest
 from orchestrator.catalog.published import ScheduleScore
 from orchestrator.network.rematerialization import policy
 from orchestrator.proving import compare
-from orchestrator.proving.compare import diff_proofs, program_kinds, proof_of
+from orchestrator.proving.compare import _program_kinds, diff_proofs, proof_of
 from orchestrator.proving.hlo.collectives import DeviceMesh
 from orchestrator.proving.hlo.program import program_of
 from orchestrator.proving.hlo.transfers import SliceLinks, TransferReader
@@ -511,9 +511,9 @@ def test_programs_differ_by_what_their_schedule_rests_on(field: str, value: Any,
         "chip": "v5p", "mesh": plan.mesh | {"pods": 1}, "model": plan.model, "compute": "bf16",
         "remat": policy("full"), "microbatches": 1,
     }  # fmt: skip
-    before = program_kinds(**usual)
+    before = _program_kinds(**usual)
     changed = usual | {field: usual[field] | value if field == "mesh" else value}
-    assert program_kinds(**changed) == before | {kind}
+    assert _program_kinds(**changed) == before | {kind}
 
 
 def test_a_chip_without_a_clock_has_no_schedule() -> None:

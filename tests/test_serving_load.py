@@ -10,7 +10,7 @@ import pytest
 import orchestrator as api
 from orchestrator.evidence.score.serving_times import BATCHES, ClosedLoop, Handover, closed_loops
 from orchestrator.reading.offer_options import WrongOption
-from orchestrator.serving.load import Requests, StepCosts, drawn, simulated
+from orchestrator.serving.load import Requests, _StepCosts, drawn, simulated
 from tests.conftest import RunOrch
 from tests.test_serving import DEEPSEEK, QWEN, planned
 
@@ -23,7 +23,7 @@ NO_ANSWER = ONE, ONE
 def test_prompts_by_themselves_wait_as_in_a_queue(load: float) -> None:
     """M/D/1: a wait of load x service / (2 (1 - load)), and busy for its load."""
     service = 0.02
-    costs = StepCosts(step_s=np.full(10, 0.01), token_s=1e-4, chunk=100, most=9)
+    costs = _StepCosts(step_s=np.full(10, 0.01), token_s=1e-4, chunk=100, most=9)
     requests = drawn("poisson", 200_000, load / service, PROMPT, NO_ANSWER, 1)
     ttft, _, waits, busy, _ = simulated(requests, costs)
     exact = load * service / (2 * (1 - load))
@@ -34,7 +34,7 @@ def test_prompts_by_themselves_wait_as_in_a_queue(load: float) -> None:
 
 def test_littles_law_holds() -> None:
     """Requests in work are their rate times the time of an answer."""
-    costs = StepCosts(step_s=0.01 + 1e-4 * np.arange(65.0), token_s=1e-6, chunk=4096, most=64)
+    costs = _StepCosts(step_s=0.01 + 1e-4 * np.arange(65.0), token_s=1e-6, chunk=4096, most=64)
     requests = drawn("poisson", 20_000, 10.0, PROMPT, (np.array([200.0]), ONE), 2)
     _, tpot, _, _, most = simulated(requests, costs)
     in_work = 10.0 * 199 * tpot.mean()
@@ -45,7 +45,7 @@ def test_littles_law_holds() -> None:
 
 def test_a_long_prompt_takes_a_step_for_each_chunk() -> None:
     """Three chunks while another request is answered, seven alone, and a half one."""
-    costs = StepCosts(step_s=np.array([0.01, 0.02, 0.03]), token_s=1e-4, chunk=100, most=2)
+    costs = _StepCosts(step_s=np.array([0.01, 0.02, 0.03]), token_s=1e-4, chunk=100, most=2)
     arrival, prompt, output = np.array([0.0, 0.001]), np.array([100.0, 1050.0]), np.array([4.0, 1])
     ttft, tpot, *_ = simulated(Requests(arrival, prompt, output), costs)
     assert tpot[0] == pytest.approx(0.03)
@@ -54,7 +54,7 @@ def test_a_long_prompt_takes_a_step_for_each_chunk() -> None:
 
 def test_an_overload_serves_what_the_steps_allow() -> None:
     """With all places taken, the rate is that of full steps."""
-    costs = StepCosts(step_s=np.full(9, 0.02), token_s=0.0, chunk=800, most=8)
+    costs = _StepCosts(step_s=np.full(9, 0.02), token_s=0.0, chunk=800, most=8)
     requests = drawn("poisson", 2_000, 1e6, PROMPT, (np.array([11.0]), ONE), 3)
     ttft, tpot, _, busy, most = simulated(requests, costs)
     assert most == 8
@@ -87,7 +87,7 @@ def test_the_plans_percentiles_are_near_the_simulated_ones() -> None:
 
 
 def test_thousands_of_requests_a_second() -> None:
-    costs = StepCosts(step_s=0.01 + 1e-4 * np.arange(65.0), token_s=1e-6, chunk=2048, most=64)
+    costs = _StepCosts(step_s=0.01 + 1e-4 * np.arange(65.0), token_s=1e-6, chunk=2048, most=64)
     requests = drawn("poisson", 20_000, 10.0, PROMPT, (np.array([200.0]), ONE), 2)
     began = time.process_time()
     simulated(requests, costs)
@@ -107,7 +107,7 @@ def test_a_trace_is_simulated_as_it_is(tmp_path: Path, orch: RunOrch) -> None:
 
 
 def test_prompts_are_taken_in_the_order_of_arrival() -> None:
-    costs = StepCosts(step_s=np.full(5, 0.01), token_s=1e-4, chunk=100, most=4)
+    costs = _StepCosts(step_s=np.full(5, 0.01), token_s=1e-4, chunk=100, most=4)
     requests = Requests(np.zeros(3), np.array([250.0, 50.0, 10.0]), np.ones(3))
     ttft, _, waits, _, _ = simulated(requests, costs)
     # Two full chunks, then 50 of the first with the second; the third is alone.
@@ -176,7 +176,7 @@ def test_options_of_serving_are_refused_for_training(orch: RunOrch) -> None:
 
 def test_in_a_closed_loop_of_prompts_each_waits_for_all_others() -> None:
     """Five at a time, each a step of 20 ms: after the first round a prompt waits for five."""
-    costs = StepCosts(step_s=np.full(6, 0.01), token_s=1e-4, chunk=100, most=5)
+    costs = _StepCosts(step_s=np.full(6, 0.01), token_s=1e-4, chunk=100, most=5)
     arrival = np.where(np.arange(50) < 5, 0.0, np.inf)
     requests = Requests(arrival, np.full(50, 100.0), np.ones(50))
     ttft, _, _, busy, _ = simulated(requests, costs)

@@ -27,7 +27,7 @@ from orchestrator.show.charts import attempt_parts, host_strip
 from orchestrator.show.pages import page_of
 from orchestrator.show.report_screen import hosts_text
 from orchestrator.show.top_screen import _top_screen
-from orchestrator.show.watch import Watch, WatchedPage, WatchServer
+from orchestrator.show.watch import Watch, WatchServer, _WatchedPage
 from orchestrator.values.run import TimedStep
 from orchestrator.values.slowdowns import HostTimes
 from tests.browser import MISSING, browser, chromium
@@ -55,8 +55,8 @@ def more_steps(writer: Writer, attempt: int, indices: range) -> None:
 
 
 @contextmanager
-def served(storage: Path, *runs: str) -> Iterator[tuple[WatchedPage, str]]:
-    page = WatchedPage(Watch(runs, storage))
+def served(storage: Path, *runs: str) -> Iterator[tuple[_WatchedPage, str]]:
+    page = _WatchedPage(Watch(runs, storage))
     with WatchServer(page) as server:
         Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         try:
@@ -101,7 +101,7 @@ def test_only_the_printed_address_opens_the_page(tmp_path: Path) -> None:
 def test_only_changed_parts_are_sent(tmp_path: Path) -> None:
     """After more steps the figures come, and memory, which is as it was, does not."""
     writer, attempt = going_on(tmp_path)
-    page = WatchedPage(Watch(["it"], tmp_path))
+    page = _WatchedPage(Watch(["it"], tmp_path))
     first = json.loads(page.since(0))
     assert set(first["parts"]) == {
         f"r0-{name}" for name in ("head", "figures", "hosts", "steps", "time", "memory")
@@ -189,7 +189,7 @@ def test_a_run_that_is_removed_says_so_and_others_go_on(tmp_path: Path) -> None:
     here, gone = watch.look()
     assert here.reading
     assert gone.problem
-    page = json.loads(WatchedPage(watch).since(0))["parts"]
+    page = json.loads(_WatchedPage(watch).since(0))["parts"]
     assert "contains no run" in page["r1-head"]
     screen = _top_screen([here, gone], "orch top")
     assert "contains no run" in screen.replace("\n", " ")

@@ -76,7 +76,7 @@ class _AttemptEnd(Value):
 
 
 @dataclass
-class Monitor:
+class _Monitor:
     """One attempt while its workers run."""
 
     writer: Writer
@@ -474,7 +474,7 @@ class Driver:
                 checks_only=self.checks_only,
             )
             attempt.start(args, slices)
-            monitor = Monitor(
+            monitor = _Monitor(
                 self.writer, attempt, args, slices, limit_s, most_pods, self.clock, self.read
             )
             end = monitor.wait_for_end()

@@ -46,7 +46,7 @@ _MOST_HOSTS = 24
 
 
 @dataclass(frozen=True)
-class HostRow:
+class _HostRow:
     """A host, and how many times as long as the others it took, at each place of `HostHeat`."""
 
     rank: int
@@ -60,10 +60,10 @@ class HostHeat:
 
     hosts: int
     steps: tuple[float, ...]
-    rows: tuple[HostRow, ...]
+    rows: tuple[_HostRow, ...]
 
     @property
-    def slowest(self) -> HostRow:
+    def slowest(self) -> _HostRow:
         """The host that is slowest at the last place."""
         return max(self.rows, key=lambda row: row.times[-1])
 
@@ -88,7 +88,7 @@ def host_heat(journal: Journal, run: Run, steps: StepTable) -> HostHeat | None:
     for rank in slowest:
         beat = read_heartbeat(paths.heartbeat(attempt, rank))
         name = f"rank {rank} ({beat.process.host})" if beat else f"rank {rank}"
-        rows.append(HostRow(rank, name, tuple(heat[:, rank].tolist())))
+        rows.append(_HostRow(rank, name, tuple(heat[:, rank].tolist())))
     return HostHeat(ranks, at, tuple(rows))
 
 

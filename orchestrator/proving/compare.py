@@ -191,7 +191,7 @@ def _judged(plan: AnyPlan, schedule: proofs.Schedule | None) -> proofs.Schedule 
     if isinstance(plan, ServedProgram):
         return replace(schedule, never_judged=("a program that serves",))
     score = schedule_score()
-    own = program_kinds(
+    own = _program_kinds(
         plan.chip, plan.mesh, plan.model, plan.precision.compute, policy(plan.remat),
         plan.batch.microbatches,
     )  # fmt: skip
@@ -206,7 +206,7 @@ def _judged(plan: AnyPlan, schedule: proofs.Schedule | None) -> proofs.Schedule 
     return replace(schedule, low_s=total_s / factor, high_s=total_s * factor)
 
 
-def program_kinds(
+def _program_kinds(
     chip: str, mesh: Mapping[str, int], model: Model, compute: str, remat: Treatments,
     microbatches: int,
 ) -> set[str]:  # fmt: skip

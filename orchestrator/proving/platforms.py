@@ -23,7 +23,7 @@ _Target = tuple[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Platform:
+class _Platform:
     """One compiler. `title` is its name in messages, `jax_name` that of its platform in JAX;
     compiled programs depend on the versions of `packages`. `target` gives name and options of a
     plan's devices, as `get_topology_desc` takes them, and `rates` what prices a schedule, if it is
@@ -41,7 +41,7 @@ class Platform:
     beyond_hbm: Mapping[str, Any] = field(default_factory=dict)
 
 
-def platform_of(plan: AnyPlan) -> Platform:
+def platform_of(plan: AnyPlan) -> _Platform:
     chip = catalog.chip_of(plan)
     if chip.libtpu:
         return _TPU
@@ -151,7 +151,7 @@ def _require_libtpu() -> None:
         )
 
 
-_TPU = Platform(
+_TPU = _Platform(
     title="TPU compiler",
     jax_name="tpu",
     packages=("jax", "jaxlib", "libtpu"),
@@ -256,7 +256,7 @@ def _require_gpu_compiler() -> None:
     )
 
 
-_GPU = Platform(
+_GPU = _Platform(
     title="GPU compiler",
     jax_name="cuda",
     packages=("jax", "jaxlib", "jax-cuda12-pjrt"),

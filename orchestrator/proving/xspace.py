@@ -67,12 +67,12 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Trace:
+class _Trace:
     devices: list[Device]
     steps: tuple[int, ...]  # the numbers of the steps that the host marked
 
 
-def read_trace(content: bytes, name: str) -> Trace:
+def read_trace(content: bytes, name: str) -> _Trace:
     """Return what ran on the devices of one process; `name` is the file's, for messages."""
     try:
         space = _space_class().FromString(content)
@@ -91,7 +91,7 @@ def read_trace(content: bytes, name: str) -> Trace:
     if not known:
         planes = ", ".join(plane.name for plane in space.planes) or "nothing"
         raise TraceUnreadable(f"{name} has no operation of a device, only {planes}")
-    return Trace(sorted(known, key=lambda device: device.name), tuple(sorted(steps)))
+    return _Trace(sorted(known, key=lambda device: device.name), tuple(sorted(steps)))
 
 
 def check_in_order(spans: list[_Span], place: str) -> None:

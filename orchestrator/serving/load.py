@@ -55,7 +55,7 @@ class Requests(NamedTuple):
     output: Floats
 
 
-class StepCosts(NamedTuple):
+class _StepCosts(NamedTuple):
     """Seconds of a step by its requests in work, 0 and more, and of a token of prompts in it."""
 
     step_s: Floats
@@ -66,11 +66,11 @@ class StepCosts(NamedTuple):
 
 def costs_of(
     layout: Serving, mix: step.Mix, engine: EngineConstants, chunk: int, most: int
-) -> StepCosts:
+) -> _StepCosts:
     sizes = np.arange(most + 1.0)[None]
     found = step.rates(*step.mix_work(layout, sizes, mix), mix.chunks, engine)
     step_s = np.broadcast_to(found.step_s, sizes.shape)[0]
-    return StepCosts(step_s, step.as_float(found.added_s) / mix.prompt, chunk, most)
+    return _StepCosts(step_s, step.as_float(found.added_s) / mix.prompt, chunk, most)
 
 
 def drawn(
@@ -88,7 +88,7 @@ def drawn(
     return Requests(arrival, prompt, output)
 
 
-def simulated(requests: Requests, costs: StepCosts) -> tuple[Floats, Floats, Floats, float, int]:
+def simulated(requests: Requests, costs: _StepCosts) -> tuple[Floats, Floats, Floats, float, int]:
     """Return TTFT, TPOT and waits of each request, the busy share, and the most in work. Requests
     without a time of arrival (inf) come each when another ends, as in a closed loop.
     """

@@ -183,7 +183,7 @@ def over_steps(plan: Plan, report: Report, steps: StepTable) -> list[draw.Plot]:
     ]
 
 
-class HeatStrip(NamedTuple):
+class _HeatStrip(NamedTuple):
     """Hosts over steps: a name, and pieces of one color each: first place, places, level, text."""
 
     places: int
@@ -191,7 +191,7 @@ class HeatStrip(NamedTuple):
     key: list[str]
 
 
-def host_strip(heat: HostHeat) -> HeatStrip:
+def host_strip(heat: HostHeat) -> _HeatStrip:
     """Return a row for each host, in colors of how many times as long as the others it took."""
     rows = []
     for row in heat.rows:
@@ -206,7 +206,7 @@ def host_strip(heat: HostHeat) -> HeatStrip:
                 pieces.append((place, 1, level, said))
         rows.append((row.name, pieces))
     key = ["like the others", *(f"from {times:g} x" for times in SLOW_TIMES)]
-    return HeatStrip(len(heat.steps), rows, key)
+    return _HeatStrip(len(heat.steps), rows, key)
 
 
 def _time_over_steps(plan: Plan, report: Report, steps: StepTable) -> draw.Plot:

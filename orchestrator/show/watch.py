@@ -90,7 +90,7 @@ class Watch:
             return WatchedRun(key=journal.key, problem=str(error))
 
 
-class WatchedPage:
+class _WatchedPage:
     """The page of watched runs in parts, each with the number of the look that changed it."""
 
     def __init__(self, watch: Watch) -> None:
@@ -185,7 +185,7 @@ class WatchServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, page: WatchedPage) -> None:
+    def __init__(self, page: _WatchedPage) -> None:
         super().__init__((LOOPBACK, 0), _Handler)
         self.page, self.token = page, secrets.token_urlsafe(24)
         self.host = f"{LOOPBACK}:{self.server_port}"
@@ -203,7 +203,7 @@ def serve(runs: Sequence[str], storage: Path, *, as_json: bool) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with WatchServer(WatchedPage(watch)) as server, handled_by(interrupt):
+    with WatchServer(_WatchedPage(watch)) as server, handled_by(interrupt):
         keys = [journal.key for journal in watch.journals()]
         if as_json:
             echo_json(msgspec.json.encode({"address": server.address, "runs": keys}) + b"\n")

@@ -30,7 +30,7 @@ from orchestrator.errors import OrchError
 from orchestrator.evidence.score.published_runs import PUBLISHED, read
 from orchestrator.evidence.score.samples import Sample, samples
 from orchestrator.formatting import GIB
-from orchestrator.proving.compare import program_kinds
+from orchestrator.proving.compare import _program_kinds
 from orchestrator.proving.platforms import rates_of
 from orchestrator.values import codec
 from tests.bench.marked_block import markdown
@@ -237,7 +237,7 @@ def learned(record: dict[str, ScheduledRun]) -> str:
     for title in judged:
         run, layout = measured_runs()[title].run, measured_runs()[title].layout
         mesh = {axis: int(size) for axis, size in layout.mesh.items()}
-        kinds |= program_kinds(
+        kinds |= _program_kinds(
             run.chip, mesh, run.model, run.compute, layout.remat, run.microbatches
         )
         tokens.append(run.sequences * run.length / int(layout.devices))
