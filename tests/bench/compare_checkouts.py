@@ -41,7 +41,7 @@ NOT_COMPARED = (
     *("schedule.lines", "schedule.loops", "schedule.collectives", "schedule.products"),
 )
 LINE_OF_CODE = re.compile(r"\S+\.py:\d+.*")  # names a buffer; compared as "a line"
-PROGRESS = re.compile(r"[a-z]+: \d+ of \d+ ")  # a line now and then, on the error stream
+PROGRESS = re.compile(r"[a-z]+: [\d,]+ of [\d,]+ ")  # a line now and then, on the error stream
 
 
 def answer(checkout: Path, part: str, command: list[str]) -> dict[str, Any]:
