@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from orchestrator import catalog
 from orchestrator.catalog import serving
@@ -330,7 +331,7 @@ def test_every_source_that_is_named_exists_and_every_one_that_exists_is_named() 
         }
         named |= {one.source for one in chip.compiler_options.values()}
         named |= {chip.products.source} if chip.products else set()
-    named |= {one.source for one in vars(recovery()).values()}
+    named |= {one.source for one in structs.asdict(recovery()).values()}
     named |= {one.source for one in goodput_runs()}
     named |= {figure.source for figure in serving.figures()}
     named |= {"published-runs", "published-gpu-runs", "serving-runs"}

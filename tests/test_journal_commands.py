@@ -58,7 +58,8 @@ def status_of(*events: object, now_s: float = 7_600.0, **changes: object) -> Sta
     sight = Observation(now_s=now_s, heartbeat_at_s=now_s - 1.2, steps=summaries)
     run = build_run("it-1", "/runs/it-1", state_after(CLAIM, *events), sight)  # type: ignore[arg-type]
     forecast = replace(prediction_of(tiny_plan()), chip_profile="c0ffee00" * 8)
-    return replace(Status(**vars(run), stage=None, forecast=forecast, outlook=None), **changes)  # type: ignore[arg-type]
+    made = Status(**structs.asdict(run), stage=None, forecast=forecast, outlook=None)
+    return replace(made, **changes)  # type: ignore[arg-type]
 
 
 def test_an_uncalibrated_rehearsal_shows_no_expected_step() -> None:

@@ -1,13 +1,12 @@
 """Chips and slices as types, and the chips that the catalog's TOML files define, one each."""
 
 import tomllib
-from dataclasses import field
 from functools import cache
 from math import prod
 from typing import Annotated, Any, Protocol
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, field
 
 from orchestrator.errors import UnknownName
 from orchestrator.processes import resource

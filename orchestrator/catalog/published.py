@@ -1,12 +1,12 @@
 """What real runs reach, learned by `make score` from published runs."""
 
 from collections.abc import Mapping
-from dataclasses import field
 from functools import cache
 from math import hypot
 from typing import Any, Literal
 
 import msgspec
+from msgspec import field
 
 from orchestrator.catalog.chips import Chip, table
 from orchestrator.values.codec import Value

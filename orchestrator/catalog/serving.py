@@ -1,11 +1,12 @@
 """What serving engines reach on each kind of chip, and answers that others published."""
 
 from collections.abc import Mapping
-from dataclasses import field, fields
+from dataclasses import fields
 from functools import cache
 from typing import NamedTuple
 
 import msgspec
+from msgspec import field
 
 from orchestrator.catalog.chips import table
 from orchestrator.catalog.published import PublishedFigure

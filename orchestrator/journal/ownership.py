@@ -10,9 +10,11 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import field, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
+
+from msgspec import field
 
 from orchestrator import errors
 from orchestrator.journal import boundary, events, files, listing, liveness, run_state, steps

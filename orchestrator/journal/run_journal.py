@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+from msgspec import structs
 
 from orchestrator.errors import JournalDamaged, JournalUnreadable, OtherVersion
 from orchestrator.formatting import DAY_S, HOUR_S
@@ -173,7 +174,7 @@ class Journal:
             left = outlook_of(run, plan, self.deadline())
         except JournalUnreadable as error:
             problems = (*problems, run_state.first_line(str(error)))
-        fields = vars(run) | {"problems": problems, "stage": stage}
+        fields = structs.asdict(run) | {"problems": problems, "stage": stage}
         return values.Status(**fields, forecast=forecast, outlook=left)
 
     def steps(self, run: values.Run) -> list[values.TimedStep]:

@@ -5,11 +5,12 @@ it applies later events as far as they make sense, and notes what is wrong.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
 import msgspec
+from msgspec import field
 
 from orchestrator.journal import events
 from orchestrator.journal.files import FileFault

@@ -7,8 +7,9 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import field
 from typing import Protocol
+
+from msgspec import field
 
 from orchestrator import plugins
 from orchestrator.errors import OrchError

@@ -6,11 +6,12 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
-from dataclasses import field, replace
+from dataclasses import replace
 from math import ceil, inf
 from typing import Any
 
 import psutil
+from msgspec import field
 
 from orchestrator.errors import OrchError
 from orchestrator.formatting import seconds

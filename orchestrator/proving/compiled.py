@@ -8,11 +8,12 @@ import sysconfig
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import field
 from importlib import metadata
 from importlib.util import source_from_cache
 from pathlib import Path
 from typing import Any, Literal
+
+from msgspec import field
 
 from orchestrator.plugins import source
 from orchestrator.values.codec import Value

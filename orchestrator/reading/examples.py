@@ -5,12 +5,13 @@ new spec names the JSON Schema next to it by a relative path, so that editors ch
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import yaml
+from msgspec import NODEFAULT, structs
 
 from orchestrator import catalog
 from orchestrator.errors import OrchError, SpecError, UnknownName, Usage
@@ -64,12 +65,12 @@ _Dumper.add_representer(str, _text)
 def _section(value: Any) -> dict[str, Any]:
     """Return the keys of a section that are not its defaults."""
 
-    def default(key: Field[Any]) -> Any:
-        return key.default if key.default_factory is MISSING else key.default_factory()
+    def default(key: structs.FieldInfo) -> Any:
+        return key.default if key.default_factory is NODEFAULT else key.default_factory()
 
     return {
         schemas.KEYS_IN_FILES.get(key.name, key.name): _written(key.name, getattr(value, key.name))
-        for key in fields(value)
+        for key in structs.fields(value)
         if key.name not in _COMPUTED_KEYS and getattr(value, key.name) != default(key)
     }
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass
 from datetime import date
 from fractions import Fraction
 from functools import cache
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 from jsonschema import Draft202012Validator
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from orchestrator import catalog
 from orchestrator.catalog.chips import Chip
@@ -87,8 +87,8 @@ class _StageEntry(codec.Value):
     tokens: Annotated[codec.PositiveInteger, codec.about("252M")]
     batch: Annotated[int | None, codec.about(1024, notation="stage_batch")] = None
     length: _Length = None
-    optimizer: specs.Optimizer = field(default_factory=specs.Optimizer)
-    data: specs.DataSource = field(default_factory=specs.DataSource)
+    optimizer: specs.Optimizer = msgspec.field(default_factory=specs.Optimizer)
+    data: specs.DataSource = msgspec.field(default_factory=specs.DataSource)
 
 
 class StudySection(codec.Value):
@@ -196,7 +196,7 @@ def _deadline(text: str) -> str:
     return text
 
 
-_SIZES = [key.name for key in fields(Model) if key.default is MISSING and key.name != "name"]
+_SIZES = [key.name for key in structs.fields(Model) if key.required and key.name != "name"]
 _NOTATIONS = {
     "count": _Notation(
         (_form(int, ge=1, le=MOST), _form(str, pattern=_COUNT)),

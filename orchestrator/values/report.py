@@ -1,7 +1,8 @@
 """A run compared with its forecast. Plain values without raw samples."""
 
-from dataclasses import field
 from typing import Any, Literal
+
+from msgspec import field
 
 from orchestrator.formatting import percent, seconds
 from orchestrator.values.codec import Shown, Value

@@ -1,10 +1,9 @@
 """What happened in a run: its state, attempts and steps. Plain values without predictions."""
 
-from dataclasses import field
 from math import exp, inf
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from orchestrator.values.codec import Value
 from orchestrator.values.goodput import Outlook

@@ -4,10 +4,9 @@ bounds and examples are published: the JSON Schema of a spec is generated from t
 `orchestrator.reading.schema`, which also knows the notations.
 """
 
-from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from orchestrator.values import codec
 from orchestrator.values.model import Model

@@ -6,8 +6,9 @@ import socket
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import field
 from typing import Any
+
+from msgspec import field
 
 from orchestrator import catalog
 from orchestrator.catalog.chips import GPU_DOMAIN
