@@ -5,10 +5,8 @@ value on stdout.
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-
-from msgspec import structs
 
 from orchestrator import errors
 from orchestrator.evidence.score.published_runs import Unscorable
@@ -49,9 +47,7 @@ def report_json(error: errors.OrchError) -> None:
 def _error_report(error: errors.OrchError) -> ErrorReport:
     if isinstance(error, SpecProblems):
         problems = tuple(map(_problem_detail, error.problems))
-        return ErrorReport(
-            **structs.asdict(problems[0]), exit_code=error.exit_code, problems=problems
-        )
+        return ErrorReport(**asdict(problems[0]), exit_code=error.exit_code, problems=problems)
     found = ErrorReport(code=error.code, message=error.message, exit_code=error.exit_code)
     if isinstance(error, Unscorable):
         return replace(found, file=error.file, line=error.line, key=error.column)
