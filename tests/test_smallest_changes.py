@@ -60,7 +60,7 @@ def test_a_policy_is_a_row(copy: Path) -> None:
     """What it keeps are tensors that the trainer's layer names already."""
     policies = copy / "orchestrator" / "network" / "rematerialization.py"
     before, full, rest = policies.read_text(encoding="utf-8").partition('    "full": ')
-    row = '    "keep_gate": keeping("gate"),\n'
+    row = '    "keep_gate": _keeping("gate"),\n'
     policies.write_text(f"{before}{row}{full}{rest}", encoding="utf-8")
     assert "remat keep_gate" in planned(copy, "experiment.remat=keep_gate")
 
