@@ -83,9 +83,9 @@ ROWS = (
         f"{SEVENTY} per_device_batch_size=2 {FULL} ici_fsdp_parallelism=128"),
     run("Mixtral 8x7B, dropless, fsdp 128", "v5p-256",
         f"{MIXTRAL} per_device_batch_size=8 {FULL} ici_fsdp_parallelism=128 {DROPLESS}"),
-    run("Mixtral 8x7B, capacity 1.25, fsdp 256", "v6e-256",
-        f"{MIXTRAL} per_device_batch_size=8 {FULL} ici_fsdp_parallelism=256"
-        " sparse_matmul=False capacity_factor=1.25", TRILLIUM),
+    run("Mixtral 8x7B, capacity 1.25, fsdp 128", "v5p-256",
+        f"{MIXTRAL} per_device_batch_size=8 {FULL} ici_fsdp_parallelism=128"
+        " sparse_matmul=False capacity_factor=1.25"),
     run("Qwen3-235B, dropless, fsdp 512", "tpu7x-512",
         "model_name=qwen3-235b-a22b max_target_length=4096 attention=flash"
         f" per_device_batch_size=8 {FULL} ici_fsdp_parallelism=512 {DROPLESS}"),
