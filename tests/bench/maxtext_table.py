@@ -259,6 +259,9 @@ def page() -> str:
         "",
         *summary(record),
         "",
+        "DeepSeek-V3 needs more memory, since the gradients of its experts are made from gathered",
+        "matrices and turned copies of them, 21 GiB each for a layer. MaxText repeats more FLOPs.",
+        "",
         f"| {' | '.join(head)} |",
         "|" + "---|" * len(head),
         *(
