@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 import orchestrator as api
@@ -100,9 +100,11 @@ def test_every_suggestion_for_all_of_them_can_be_pasted() -> None:
     assert sum(refused) > len(ALL) / 2
 
 
-def at_most(count: int) -> settings:
+def at_most(count: int, *, the_same: bool = False) -> settings:
     quiet = [HealthCheck.too_slow, HealthCheck.filter_too_much]
-    return settings(max_examples=count, deadline=None, suppress_health_check=quiet)
+    return settings(
+        max_examples=count, deadline=None, suppress_health_check=quiet, derandomize=the_same
+    )
 
 
 ASKED = st.builds(
@@ -124,8 +126,15 @@ ASKED = st.builds(
 )  # fmt: skip
 
 
-@at_most(8)
+# Another batch is not enough: on slices that divide it, memory lacks.
+WITHOUT_MEMORY = overrides(
+    "llama3-405b", "v5e", "16x16", 1, 3, 6000, "experiment.precision.optimizer=bf16"
+)
+
+
+@at_most(8, the_same=True)
 @given(ASKED)
+@example(WITHOUT_MEMORY)
 def test_suggestions_for_any_spec_can_be_pasted(asked: list[str]) -> None:
     """Any pods, batch, length, mesh, policy, price and tokens."""
     try:

@@ -203,7 +203,8 @@ def nearest_specs(spec: Spec, *, lacks_memory: bool) -> tuple[Suggestion, ...]:
             asked = search.search_request(spec)
             own = asked.chip.name, asked.topology.chips * asked.pods
             return _worthwhile({each.overrides: each for each in found}.values(), own)
-    return ()
+    # Once the batch divides, it may be the memory that is lacking.
+    return () if lacks_memory else nearest_specs(spec, lacks_memory=True)
 
 
 def _worthwhile(found: Collection[Suggestion], asked: tuple[str, int]) -> tuple[Suggestion, ...]:
