@@ -2,22 +2,20 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from math import prod
 
+from orchestrator.values.codec import Value
 from orchestrator.values.model import Activation, Model, RopeScaling
 
 
-@dataclass(frozen=True)
-class Dimension:
+class Dimension(Value, kw_only=False):
     axis: str
     size: int
 
 
-@dataclass(frozen=True)
-class Weight:
+class Weight(Value, kw_only=False):
     """A trained array, with its dimensions as stored and its name in Hugging Face checkpoints. A
     matrix starts normal, with `deviation`. A vector (a norm scale, a bias) starts at `start`, does
     not decay, and is on every device except for what `tensor` splits.
@@ -34,8 +32,7 @@ class Weight:
         return prod(dimension.size for dimension in self.dimensions)
 
 
-@dataclass(frozen=True)
-class Tensor:
+class Tensor(Value, kw_only=False):
     """An activation for the backward pass: a policy keeps, offloads or recomputes it. `positions`
     is a logical axis, `dimensions` those of one position. `statistics` are fp32 numbers with it,
     such as the log-sum-exp of attention.
@@ -51,8 +48,7 @@ class Tensor:
         return prod(dimension.size for dimension in self.dimensions)
 
 
-@dataclass(frozen=True)
-class Norm:
+class Norm(Value, kw_only=False):
     """RMSNorm, or LayerNorm where it has a bias. `offset` is added to the scale, if it has one."""
 
     scale: Weight | None
@@ -65,8 +61,7 @@ class Norm:
         return tuple(weight for weight in (self.scale, self.bias) if weight)
 
 
-@dataclass(frozen=True)
-class Matmul:
+class Matmul(Value, kw_only=False):
     """An activation times a weight, plus a bias; a token meets that `share` of the weight."""
 
     weight: Weight
@@ -75,8 +70,7 @@ class Matmul:
     bias: Weight | None = None
 
 
-@dataclass(frozen=True)
-class Sublayer:
+class Sublayer(Value, kw_only=False):
     """A norm, parallel matmuls of its result, gathered and multiplied as one, a matmul back, and a
     norm of what it adds to the residual stream. Either norm may be absent.
     """
@@ -117,8 +111,7 @@ class Sublayer:
         return self.output.output.width
 
 
-@dataclass(frozen=True)
-class Rotary:
+class Rotary(Value, kw_only=False):
     """Rotary positions: the first `width` numbers of a head turn, the slowest by 1 / `theta`; of
     their pairs only the fastest, where it is a `share`.
     """
@@ -129,8 +122,7 @@ class Rotary:
     share: float = 1.0
 
 
-@dataclass(frozen=True)
-class Scores:
+class Scores(Value, kw_only=False):
     """Scores: queries x keys x `scale`, capped at `cap`, of `window` positions up to its own."""
 
     scale: float
@@ -138,8 +130,7 @@ class Scores:
     window: int | None = None
 
 
-@dataclass(frozen=True)
-class Attention(Sublayer):
+class Attention(Sublayer, kw_only=False):
     """Causal attention: scores of queries and keys, and their average of the values. Without a
     matmul of their own, values are made from keys. `whole` are the tensors of which every query
     needs all positions. `sinks` are scores of a place without a value, one for each head.
@@ -174,7 +165,6 @@ class Attention(Sublayer):
         return self.inputs[0].output
 
 
-@dataclass(frozen=True, kw_only=True)
 class LatentAttention(Attention):
     """Attention whose keys and values, and often queries, are made from narrow latents. `latents`
     are the matmuls from the stream: queries' latent, if any, keys' and values' latent, and keys'
@@ -213,15 +203,13 @@ class LatentAttention(Attention):
         return self.latent_width + (0 if self.query_latent_norm else super().entering_width)
 
 
-@dataclass(frozen=True)
-class MLP(Sublayer):
+class MLP(Sublayer, kw_only=False):
     """Matmuls to d_ff, an activation function, and a matmul back; the first of two is a gate."""
 
     activation: Activation
 
 
-@dataclass(frozen=True)
-class Mixture(MLP):
+class Mixture(MLP, kw_only=False):
     """Many MLPs, of which a router chooses some for each token; `shared` is there for all tokens.
     Weights of experts have a dimension of experts first. `balance` is what the choice of experts
     adds to scores. A `shared` MLP with norms of its own works next to the mixture: `own_norms` are
@@ -250,8 +238,7 @@ class Mixture(MLP):
         return (self.router,), *super().parallel, *shared
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(Value, kw_only=False):
     """One layer. `kind` tells it from the other blocks of its network; empty where all are alike.
     `scale` multiplies the stream after it. Blocks are equal where they do the same, whatever layer
     they are.
@@ -295,8 +282,7 @@ class Block:
         return sum(part.matrix_elements for part in self.sublayers)
 
 
-@dataclass(frozen=True)
-class Stack:
+class Stack(Value, kw_only=False):
     """Equal blocks at places `layers`, their weights in one array, by its name in the tree."""
 
     name: str
@@ -304,8 +290,7 @@ class Stack:
     layers: range
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(Value, kw_only=False):
     """Layers that repeat a pattern: each repeat has one block of every stack, in their order."""
 
     stacks: tuple[Stack, ...]
@@ -315,8 +300,7 @@ class Segment:
         return len(self.stacks[0].layers)
 
 
-@dataclass(frozen=True)
-class Network:
+class Network(Value, kw_only=False):
     """Embedding, segments of layers one after another, a last norm, and the head that makes logits.
     A tied head is the embedding itself. Word vectors are multiplied by `embedding_scale`, and the
     vectors of their `positions` are added, if these are learned.

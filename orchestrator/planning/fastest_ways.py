@@ -12,7 +12,7 @@ from orchestrator.planning import flops, step_work
 from orchestrator.planning.layout import Training
 from orchestrator.planning.memory import peak_bytes, stream_bytes
 from orchestrator.planning.time import activation_peak, activation_traffic_bytes, device_peak
-from orchestrator.planning.torus import Floats, Ints
+from orchestrator.planning.torus import Floats, Ints, distinct
 
 # The bottleneck counts twice in the rule, and it is the matmuls, HBM, or something else. The
 # weights of recomputation and of HBM traffic, in each case.
@@ -79,7 +79,7 @@ def fastest_ways(layout: Training, key: Ints, margin: float) -> tuple[Ways, Leas
         for repeat, move in _WEIGHTS
         for allowed in (fits, fits & (hosts == 0))
     ]
-    remat, column = np.divmod(np.unique(np.concatenate(chosen)), len(key))
+    remat, column = np.divmod(distinct(np.concatenate(chosen)), len(key))
     order = np.lexsort((remat, column))
     remat, column = remat[order], column[order]
     return (key[column], remat, np.asarray(layout.microbatches)[column]), least

@@ -34,6 +34,7 @@ from orchestrator.planning.torus import (
     Links,
     axis_sizes,
     best_links,
+    distinct,
     find_links,
     join_links,
     rows_of_links,
@@ -319,7 +320,7 @@ class _SlicesSearch:
         ))  # fmt: skip
         candidates, rows = candidates.rows(order), rows[order]
         slices = self.slice_of_row[rows]
-        best = {int(i): contenders(candidates, slices == i) for i in np.unique(slices)}
+        best = {int(i): contenders(candidates, slices == i) for i in distinct(slices)}
         every = np.concatenate(list(best.values()))
         expected = np.full(len(rows), np.nan)
         microbatches, remat = candidates.microbatches[every], candidates.remat[every]

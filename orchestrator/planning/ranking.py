@@ -14,7 +14,7 @@ from orchestrator.planning.feasibility import sizes_by_name
 from orchestrator.planning.layout import Training
 from orchestrator.planning.search import Candidates, Choice, SearchRequest, layout_of_rows
 from orchestrator.planning.time import step_time, time_lines
-from orchestrator.planning.torus import Bools, Floats, Ints, axis_sizes
+from orchestrator.planning.torus import Bools, Floats, Ints, axis_sizes, distinct
 from orchestrator.values.plan import Plan
 
 # Plans this close by the first rule are equal within the accuracy of a forecast.
@@ -85,7 +85,7 @@ def ranked_choices(request: SearchRequest, candidates: Candidates, most: int) ->
     ranked = []
     for row in rows:
         near = same_kind(row) & (cost <= cost[row] * factor)
-        meshes = np.unique(candidates.meshes[near], axis=0)
+        meshes = distinct(candidates.meshes[near], axis=0)
         ranked.append(RankedChoice(candidates.choice(row), len(meshes) - 1))
     return ranked
 
@@ -173,7 +173,7 @@ def _accumulating_row(
     efficiency = catalog.efficiency(request.chip.name)
     if request.pods == 1 or efficiency is None or not len(candidates):
         return None
-    cost, numbers = candidates.cost_s_per_token, np.unique(candidates.microbatches)
+    cost, numbers = candidates.cost_s_per_token, distinct(candidates.microbatches)
     rows = np.array(
         [np.where(candidates.microbatches == number, cost, np.inf).argmin() for number in numbers]
     )

@@ -49,6 +49,7 @@ from orchestrator.planning.torus import (
     Torus,
     axis_sizes,
     count_placements,
+    distinct,
     divisors,
     find_links,
     make_torus,
@@ -356,7 +357,7 @@ def search(request: SearchRequest) -> SearchResult:
             break
     return SearchResult(
         enumerated=count_placements(request.torus, usable_axes(experiment.model)) * tried,
-        realizable=len(np.unique(rows)),
+        realizable=len(distinct(rows)),
         smallest_bytes=least_memory[0],
         smallest_host_bytes=least_memory[1],
         margin=margin,
@@ -473,7 +474,7 @@ def splits(request: SearchRequest, sequences: Ints, replicas: Number) -> tuple[I
     """Return each key's place and its numbers of microbatches, ascending, or the requested one."""
     requested = request.experiment.batch.microbatches
     per_replica = sequences // replicas
-    counts = {n: [requested] if requested else divisors(n) for n in np.unique(per_replica).tolist()}
+    counts = {n: [requested] if requested else divisors(n) for n in distinct(per_replica).tolist()}
     listed = [counts[n] for n in per_replica.tolist()]
     key = np.repeat(np.arange(len(sequences)), list(map(len, listed)))
     return key, np.array(list(chain(*listed)), np.int64)

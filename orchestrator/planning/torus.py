@@ -22,6 +22,12 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 _Change = Callable[[Any], Any]
 
+
+def distinct(values: Ints, axis: int | None = None) -> Ints:
+    """Return the values once, in order. Without an index, np.unique would import masked arrays."""
+    return np.unique(values, axis=axis, return_index=True)[0]
+
+
 HOP_S = 1e-6  # one hop of one link, about
 HOP_SOURCE = "scaling-book-tpus"
 _DIE_AXIS = "d"

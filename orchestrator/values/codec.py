@@ -32,8 +32,7 @@ class _Kind(msgspec.StructMeta):
     """
 
     def __new__(cls, *arguments: Any, **options: Any) -> Any:
-        options |= {"frozen": True, "kw_only": True}
-        made: Any = super().__new__(cls, *arguments, **options)
+        made: Any = super().__new__(cls, *arguments, **{"frozen": True, "kw_only": True} | options)
         made.__dataclass_fields__ = {name: copy(fields(_Any)[0]) for name in made.__struct_fields__}
         for name, key in made.__dataclass_fields__.items():
             key.name = name
@@ -84,7 +83,9 @@ class Shown:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
 class Value(msgspec.Struct, metaclass=_Kind, frozen=True, dict=True):
-    """The base of every value: it never changes, and is made by keywords only."""
+    """The base of every value: it never changes, and is made by keywords, unless its class says
+    `kw_only=False`.
+    """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
