@@ -59,7 +59,7 @@ demo: setup  ## plan, prove and rehearse Llama 3 70B on four v5p pods
 
 # Three workers keep two cores busy: some tests wait for clusters and servers. mypy works beside them,
 # and has the last word. Bytecode of the tests is written even where the environment says not to.
-test: style  ## lint, types and the tests (ten minutes on two cores)
+test: style  ## lint, types and the tests (nine minutes on two cores)
 	@$(BROWSER)
 	@said=$$(mktemp); $(BIN)/mypy >$$said 2>&1 & types=$$!; tests=0; \
 		PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile \
