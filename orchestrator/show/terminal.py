@@ -99,7 +99,7 @@ class CommandResult:
 def show_result(result: CommandResult, *, as_json: bool) -> None:
     """Print a value as indented JSON with every key, or its screens; end with its exit code."""
     if as_json:
-        echo_json(codec.to_pretty_json(codec.whole(result.value)))
+        echo_json(codec.to_pretty_json(result.value))
         if result.written:
             echo(f"wrote {result.written}", err=True)
     else:

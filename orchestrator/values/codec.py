@@ -2,10 +2,10 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import Field, dataclass, fields, is_dataclass
+from dataclasses import Field, dataclass, fields
 from html import escape
 from importlib import import_module
 from inspect import cleandoc
@@ -116,19 +116,6 @@ def to_json(value: Any) -> bytes:
 def to_pretty_json(value: Any) -> str:
     """Return the canonical text, indented, with a final newline. Its value has the same digest."""
     return msgspec.json.format(to_json(value), indent=2).decode() + "\n"
-
-
-def whole(value: Any) -> Any:
-    """Return a value as mappings and lists, with the keys of its defaults: a decoder leaves them to
-    the class, and the encoder then leaves them out.
-    """
-    if is_dataclass(value):
-        return {field.name: whole(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, Mapping):
-        return {key: whole(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [whole(inner) for inner in value]
-    return value
 
 
 def from_json(text: bytes | str, kind: type[_T]) -> _T:

@@ -404,7 +404,7 @@ def _fail(error: OrchError, *, as_json: bool) -> int:
         hint = Hint(kind="command", value=following, text=f"Next: {following}")
         code, message, exit_code = error.code, error.message, error.exit_code
         report = ErrorReport(code=code, message=message, exit_code=exit_code, suggestions=(hint,))
-        print(codec.to_pretty_json(codec.whole(report)), end="")
+        print(codec.to_pretty_json(report), end="")
     return error.exit_code
 
 
