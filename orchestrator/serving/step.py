@@ -278,16 +278,15 @@ def pass_lines(layout: Serving, done: Pass) -> tuple[LedgerLine, ...]:
                  peak_source, flops=layout.expert_flops(done), peak=products),
         ]  # fmt: skip
     links, source = layout.links, layout.chip.ici_link_bytes_per_s.source
-    if as_float(layout.tensor_bytes(done)):
-        rate = links.bytes_per_s("tensor")
-        found.append(
-            line("activation_scatter", "sums over tensor", layout.tensor_bytes(done) / rate,
-                 "bytes / rate", "tensor", source, bytes=layout.tensor_bytes(done), rate=rate)
-        )  # fmt: skip
-    if as_float(layout.expert_bytes(done)):
-        rate = links.bytes_per_s("replicas")
-        found.append(
-            line("expert_exchange", "tokens to experts", layout.expert_bytes(done) / rate,
-                 "bytes / rate", "experts", source, bytes=layout.expert_bytes(done), rate=rate)
-        )  # fmt: skip
+    sent: tuple[tuple[LineKind, str, Number, str, str], ...] = (
+        ("activation_scatter", "sums over tensor", layout.tensor_bytes(done), "tensor", "tensor"),
+        ("expert_exchange", "tokens to experts", layout.expert_bytes(done), "replicas", "experts"),
+    )
+    for kind, name, moved, group, resource in sent:
+        if as_float(moved):
+            rate = links.bytes_per_s(group)
+            found.append(
+                line(kind, name, moved / rate, "bytes / rate", resource, source,
+                     bytes=moved, rate=rate)
+            )  # fmt: skip
     return tuple(found)

@@ -156,7 +156,7 @@ def with_catalog_constants(path: Path | None = None) -> ServingScore:
     found = _score("learned on the project's own files", [row(run) for run in runs], left_out)
     if path:
         return found
-    # Of the room for the cache, the baseline is what the weights leave.
+    # The baseline of the room for the cache is what the weights leave.
     known = rooms()
     errors, simple = zip(*((row.room_error, row.baseline_room_error) for row in known), strict=True)
     summary = (*found.summary, _errors_of("cache_room", "any", errors, simple, None))

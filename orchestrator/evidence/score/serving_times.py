@@ -42,9 +42,10 @@ _ROUNDS = 20  # until requests in decoding and their steps agree
 
 
 class Handover(NamedTuple):
-    """What engines do with prompts that have slices of their own: the seconds of a chunk as a
-    multiple of those beside decoding, seconds between the end of a prompt and its first token,
-    and the mean wait as a share of all prompts' time, as loops begin with all requests at once.
+    """How engines serve prompts on separate slices: the seconds of a chunk as a multiple of those
+    that it takes together with decoding, the seconds between the end of a prompt and its first
+    token, and the mean wait as a share of all prompts' time, as loops begin with all requests at
+    once.
     """
 
     prefill: float

@@ -389,8 +389,7 @@ def _mixture(keys: UsedKeys, block: str) -> _Values:
     factor, sparse = keys.number("capacity_factor"), keys.is_on("sparse_matmul")
     if factor > 0 and sparse:
         keys.notes.append("capacity_factor: sparse_matmul drops no tokens, so it has no effect")
-    capacity = {"capacity_factor": float(factor)} if factor > 0 and not sparse else {}
-    mixture |= capacity
+    mixture |= {"capacity_factor": float(factor)} if factor > 0 and not sparse else {}
     if keys.is_on("use_random_routing"):
         keys.notes.append("use_random_routing: the plan takes loads as its router gives them")
     return mixture
