@@ -276,8 +276,14 @@ def test_every_byte_of_a_mixture_is_in_the_ledger(changes: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize(
-    ("shape", "query_rank"), [(SHAPES[0], 16), (SHAPES[3], None), (SHAPES[5], 16)], ids=str
-)
+    ("shape", "query_rank"),
+    [
+        (SHAPES[0], 16), (SHAPES[3], None), (SHAPES[5], 16),
+        *(pytest.param(SHAPES[shape], rank, marks=pytest.mark.slow)
+          for shape, rank in ((0, None), (3, 16), (5, None))),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_every_byte_of_latents_is_in_the_ledger(
     shape: dict[str, Any], query_rank: int | None
 ) -> None:
