@@ -10,8 +10,8 @@ import pytest
 
 from orchestrator.evidence.explain.assemble import explain
 from orchestrator.evidence.score.evaluate import goodput_scores, recovery_scores
-from orchestrator.goodput.inputs import _no_spare
 from orchestrator.goodput.losses import Rhythm, goodput_forecast, odds_below
+from orchestrator.planning.goodput_inputs import _no_spare
 from orchestrator.planning.planner import make_plan
 from orchestrator.reading.examples import spec_text
 from orchestrator.reading.load import load

@@ -9,11 +9,11 @@ from typing import Literal, get_args
 from orchestrator import catalog
 from orchestrator.catalog.chips import Chip, Quantity
 from orchestrator.errors import SpecError
-from orchestrator.goodput.inputs import nothing_fails
 from orchestrator.network.mesh_axes import sizes
 from orchestrator.network.rematerialization import policy
 from orchestrator.planning import flops, plan_warnings
 from orchestrator.planning.forecast import Terms, plain_line, write_forecast
+from orchestrator.planning.goodput_inputs import nothing_fails
 from orchestrator.planning.layout import Training, activation_type
 from orchestrator.planning.step_work import FORWARD_AND_BACKWARD, pass_bytes, transfers
 from orchestrator.planning.time import device_peak

@@ -9,11 +9,11 @@ from orchestrator import catalog
 from orchestrator.catalog.chips import Chip
 from orchestrator.catalog.published import OTHER, REFERENCE, GpuEfficiency, gpu_constants
 from orchestrator.formatting import DAY_S, HOUR_S
-from orchestrator.goodput.inputs import goodput_inputs
 from orchestrator.goodput.losses import goodput_forecast, over_share
 from orchestrator.network.mesh_axes import DCN_GROUPS
 from orchestrator.planning import expected as estimates
 from orchestrator.planning import flops, gpu_expected
+from orchestrator.planning.goodput_inputs import goodput_inputs
 from orchestrator.planning.layout import Training
 from orchestrator.planning.memory import phases
 from orchestrator.planning.step_work import (

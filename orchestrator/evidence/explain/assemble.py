@@ -19,11 +19,11 @@ from orchestrator.evidence.explain import book, formula
 from orchestrator.evidence.explain.book import all_inputs, axes_of, rates_of
 from orchestrator.evidence.explain.differences import differences
 from orchestrator.evidence.explain.formula import DerivationSection, Formula, Worksheet, compute
-from orchestrator.goodput.inputs import SPEC
 from orchestrator.network.decoder import decoder
 from orchestrator.network.description import Block, Network, Sublayer, Weight
 from orchestrator.planning.expected import SOURCE
 from orchestrator.planning.flops import MFU_DEFINITION
+from orchestrator.planning.goodput_inputs import SPEC
 from orchestrator.planning.gpu_expected import SOURCE as GPU_SOURCE
 from orchestrator.planning.layout import DTYPE_BYTES, activation_type
 from orchestrator.planning.planner import make_plan
