@@ -1,8 +1,10 @@
 """The script for Slurm: what it asks for, and that its processes train, with a srun of the test."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,11 @@ import pytest
 import orchestrator as api
 from orchestrator import journal
 from orchestrator.errors import SpecError
+from orchestrator.values.run import Run
 from tests.conftest import ROOT, RunOrch
 
 SPEC = ROOT / "specs/tiny_2pod.yaml"
-STEPS = 4
+STEPS = 1000
 ON_H100 = ["resources.chip=h100", "resources.topology=2", "run.trainer=mlp"]
 # Starts the last argument once for each task, as on nodes with emulated devices.
 SRUN = """#!/bin/bash
@@ -60,24 +63,46 @@ def test_tpus_are_refused_with_what_runs_them(orch: RunOrch) -> None:
 
 
 @pytest.mark.slow
-def test_the_script_trains_and_knows_its_run_when_it_is_submitted_again(tmp_path: Path) -> None:
-    """Two nodes of two devices; the second submission finds the run that has ended."""
+def test_a_run_goes_on_after_the_limit_of_time_where_its_script_is_submitted_again(
+    tmp_path: Path,
+) -> None:
+    """Slurm's signal reaches the script alone. The next job goes on, and another finds it done."""
     batch = api.load(SPEC).experiment.batch
     tokens = f"experiment.tokens={STEPS * batch.sequences * batch.length}"
-    script = api.export_slurm(SPEC, [*ON_H100, tokens, f"run.storage={tmp_path / 'runs'}"])
+    rare = f"run.checkpoint.every={STEPS}"  # the signal alone writes one before the end
+    script = api.export_slurm(SPEC, [*ON_H100, tokens, rare, f"run.storage={tmp_path / 'runs'}"])
     (tmp_path / "bin").mkdir()
     srun = tmp_path / "bin/srun"
     srun.write_text(SRUN)
     srun.chmod(0o755)
     path = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    for job, code in (("1", 0), ("2", 1)):
-        own = {**os.environ, "PATH": path, "SLURM_JOB_ID": job, "TASKS": "2"}
-        done = subprocess.run(
-            ["bash", "-c", script], env={**own, "PYTHONPATH": str(ROOT)}, cwd=tmp_path, timeout=500,
-            capture_output=True, text=True, check=False,
+
+    def job(number: int) -> subprocess.Popen[str]:
+        own = {**os.environ, "PATH": path, "SLURM_JOB_ID": str(number), "TASKS": "2"}
+        return subprocess.Popen(
+            ["bash", "-c", script], env={**own, "PYTHONPATH": str(ROOT)}, cwd=tmp_path, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
-        assert done.returncode == code, done.stdout + done.stderr
-    assert f"has succeeded: all its {STEPS} steps are done" in done.stderr
-    [run] = [one.run() for one in journal.list_journals(tmp_path / "runs")]
-    assert (run.state, run.steps_done) == ("succeeded", STEPS)
+
+    def runs() -> list[Run]:
+        return [each.run() for each in journal.list_journals(tmp_path / "runs")]
+
+    first = job(1)
+    try:
+        while not any(run.steps_done for run in runs()):
+            assert first.poll() is None, first.communicate()[0]
+            time.sleep(0.1)
+    finally:
+        first.send_signal(signal.SIGTERM)
+    said = first.communicate(timeout=300)[0]
+    [run] = runs()
+    assert (run.state, first.returncode) == ("cancelled", 130), said
+    assert 0 < run.steps_done < STEPS
+    for number, code in ((2, 0), (3, 1)):
+        later = job(number)
+        said = later.communicate(timeout=300)[0]
+        assert later.returncode == code, said
+        assert number > 2 or f"{run.steps_done} steps restored" in said
+        assert [(each.state, each.steps_done) for each in runs()] == [("succeeded", STEPS)]
+    assert f"has succeeded: all its {STEPS:,} steps are done" in said
     assert not list(tmp_path.glob("*.yaml"))

@@ -44,7 +44,7 @@ srun --kill-on-bad-exit=0 bash -c 'exec python -P -m orchestrator.launch.hosts.h
   --host "$((SLURM_PROCID % {hosts_per_slice}))" --hosts {hosts_per_slice} --kind {kind}' &
 nodes=$!
 
-# The driver. Slurm's signal before the limit of time writes a last checkpoint.
+# The driver. On Slurm's signal before the limit of time the run stops after a last checkpoint.
 with=(--address "$meeting" --yes)
 if orch status {key} --storage "$runs" >/dev/null 2>&1; then
   orch resume {key} --storage "$runs" "${{with[@]}}" &
@@ -53,7 +53,7 @@ else
     --code installed --no-prove --key {key} "${{with[@]}}" &
 fi
 driver=$!
-trap 'kill -TERM "$driver"' TERM
+trap 'orch cancel {key} --storage "$runs" || true' TERM
 while kill -0 "$driver" 2>/dev/null; do wait "$driver" || true; done  # the trap ends a wait
 ended=0
 wait "$driver" || ended=$?
