@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from orchestrator.errors import OrchError as OrchError
     from orchestrator.reading.examples import examples as examples
     from orchestrator.run.calibrate import calibrate as calibrate
+    from orchestrator.run.calibrate import own_run_row as own_run_row
+    from orchestrator.run.calibrate import score_own as score_own
     from orchestrator.run.doctor import doctor as doctor
     from orchestrator.run.doctor import doctor_run as doctor_run
     from orchestrator.run.exports import export as export
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
     from orchestrator.run.exports import import_maxtext as import_maxtext
     from orchestrator.run.exports import pack as pack
     from orchestrator.run.exports import schema as schema
-    from orchestrator.run.own_runs import own_run_row as own_run_row
-    from orchestrator.run.own_runs import score_own as score_own
     from orchestrator.run.profile import profile as profile
     from orchestrator.run.proofs import compare as compare
     from orchestrator.run.proofs import explain as explain
@@ -88,10 +88,9 @@ if TYPE_CHECKING:
 _MODULES = {
     "errors": "OrchError",
     "reading.examples": "examples",
-    "run.calibrate": "calibrate",
+    "run.calibrate": "calibrate own_run_row score_own",
     "run.doctor": "doctor doctor_run",
     "run.exports": "export export_maxtext export_slurm export_weights import_maxtext pack schema",
-    "run.own_runs": "own_run_row score_own",
     "run.profile": "profile",
     "run.proofs": "compare explain is_gpu prove prove_diff prove_less_recompute prove_search"
     " prove_serving prove_stages report score score_gpus write_choice",

@@ -26,8 +26,7 @@ from orchestrator.journal.steps import StepLog, _encode
 from orchestrator.show.charts import attempt_parts, host_strip
 from orchestrator.show.pages import page_of
 from orchestrator.show.report_screen import hosts_text
-from orchestrator.show.top_screen import _top_screen
-from orchestrator.show.watch import Watch, WatchServer, _WatchedPage
+from orchestrator.show.watch import Watch, WatchServer, _top_screen, _WatchedPage
 from orchestrator.values.run import TimedStep
 from orchestrator.values.slowdowns import HostTimes
 from tests.browser import MISSING, browser, chromium

@@ -148,9 +148,10 @@ ONE_STAGE = "one stage: name it with --stage N"
 def complete_key(_: object, __: object, typed: str) -> list[str]:
     """Return the runs and studies of the folder at hand that begin so, for the shell."""
     # Nothing but a shell that completes a word needs journals here, and they are heavy to import.
-    from orchestrator.journal.listing import keys_in  # noqa: PLC0415
+    from orchestrator.journal.listing import list_journals, list_studies  # noqa: PLC0415
 
-    return [key for key in keys_in(RUNS) if key.startswith(typed)]
+    found = (*list_studies(RUNS), *list_journals(RUNS))
+    return [record.key for record in found if record.key.startswith(typed)]
 
 
 class _StorageFolder(click.Path):

@@ -240,7 +240,7 @@ def top_command(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
     if as_json:
         show(orch.compare(runs, storage), as_json=True)
         return
-    from orchestrator.show.top_screen import show_top  # noqa: PLC0415  a long import
+    from orchestrator.show.watch import show_top  # noqa: PLC0415  a long import
 
     show_top(runs, storage)
 

@@ -384,11 +384,6 @@ def _is_study(path: Path) -> bool:
         return False
 
 
-def keys_in(storage: Path) -> list[str]:
-    studies, runs = list_studies(storage), list_journals(storage)
-    return [*(study.key for study in studies), *(run.key for run in runs)]
-
-
 def find_runs(storage: Path, name: str) -> list[Journal]:
     found = find_run_or_study(storage, name)
     if isinstance(found, Journal):

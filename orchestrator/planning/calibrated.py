@@ -9,11 +9,11 @@ from typing import Literal, get_args
 from orchestrator import catalog
 from orchestrator.catalog.chips import Chip, Quantity
 from orchestrator.errors import SpecError
+from orchestrator.goodput.losses import exactly
 from orchestrator.network.mesh_axes import sizes
 from orchestrator.network.rematerialization import policy
 from orchestrator.planning import flops, plan_warnings
 from orchestrator.planning.forecast import Terms, plain_line, write_forecast
-from orchestrator.planning.goodput_inputs import nothing_fails
 from orchestrator.planning.layout import Training, activation_type
 from orchestrator.planning.step_work import FORWARD_AND_BACKWARD, pass_bytes, transfers
 from orchestrator.planning.time import device_peak
@@ -216,7 +216,13 @@ def _emulated_forecast(plan: values.Plan, profile: ChipProfile) -> values.Foreca
         )
         for kind, name, calls, measured_s in parts
     ]
-    nothing = nothing_fails(plan.forecast.goodput.inputs)
+    # A rehearsal is too short to fail; a stated goodput stays.
+    usual, never = plan.forecast.goodput.inputs, exactly(0.0)
+    nothing = replace(
+        usual, failures_per_day=never, restart_s=never, restore_s=never,
+        save=replace(usual.save, blocking_s=never, write_s=never),
+        failures_known=True, assumed=False,
+    )  # fmt: skip
     return _write(plan, layout_of(plan, chip), lines, lower_s, (_CORES, 0.0), nothing)
 
 

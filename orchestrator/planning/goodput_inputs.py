@@ -1,6 +1,5 @@
 """What a forecast of goodput starts from: the spec's values, the chip's, then the catalog's."""
 
-from dataclasses import replace
 from math import exp, factorial, log2
 
 from orchestrator.catalog.chips import Chip, FailureRates, Quantity
@@ -91,15 +90,6 @@ def _save_cost(
         blocking_s=total((exactly(bytes_per_chip / link.value if link else 0.0), overhead)),
         write_s=changed(rate, lambda rate: state_bytes / rate),
     )
-
-
-def nothing_fails(inputs: goodput.GoodputInputs) -> goodput.GoodputInputs:
-    """Return the inputs of a rehearsal, which is too short to fail; a stated goodput stays."""
-    never, free = exactly(0.0), replace(inputs.save, blocking_s=exactly(0.0), write_s=exactly(0.0))
-    return replace(
-        inputs, failures_per_day=never, restart_s=never, restore_s=never, save=free,
-        failures_known=True, assumed=False,
-    )  # fmt: skip
 
 
 def _rate(

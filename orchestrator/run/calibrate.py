@@ -1,5 +1,6 @@
 """Measure how fast this machine's devices are, and store the result as chip profiles: files named
-by their digest, in ~/.cache/orch/profiles or below XDG_CACHE_HOME.
+by their digest, in ~/.cache/orch/profiles or below XDG_CACHE_HOME. What own runs teach is kept next
+to them.
 """
 
 import datetime
@@ -8,6 +9,7 @@ import os
 import subprocess
 import tempfile
 import time
+from collections import defaultdict
 from contextlib import suppress
 from dataclasses import replace
 from importlib import metadata
@@ -19,14 +21,24 @@ import platformdirs
 import psutil
 
 from orchestrator import plugins, processes
-from orchestrator.errors import MeasurementFailed, UnknownName
+from orchestrator.errors import JournalUnreadable, MeasurementFailed, SpecError, UnknownName
+from orchestrator.evidence.report import make_report
+from orchestrator.evidence.score.own_rows import csv_text, own_row
+from orchestrator.evidence.score.published_runs import SkippedRow
 from orchestrator.formatting import GIB
+from orchestrator.journal.listing import find_run, list_runs
+from orchestrator.journal.run_journal import Journal
 from orchestrator.planning import calibrated
 from orchestrator.planning.calibrated import ChipProfile, Machine, Measurements, Timing
-from orchestrator.run.progress import Progress, Stage, silent, task
+from orchestrator.planning.own_runs import OWN_SCHEMA, Measured, OwnConstants, learn
+from orchestrator.plugins import require
+from orchestrator.run.profile import measure_traces
+from orchestrator.run.progress import RUNS, Progress, Stage, silent, task
+from orchestrator.storage.addresses import folder
 from orchestrator.values import codec
 from orchestrator.values.codec import Value
 from orchestrator.values.plan import Plan
+from orchestrator.values.report import Report
 
 _COMMAND: tuple[str, ...] = (*processes.MODULE, "trainers.microbenchmarks")
 _PLAN, _RESULT, _LOG = "plan.json", "result.json", "log"
@@ -125,11 +137,6 @@ def _this_machine(platform: str = "cpu", device_kind: str = "cpu") -> Machine:
     )
 
 
-def this_processor() -> str:
-    machine = _this_machine()
-    return f"{machine.cores} cores of {machine.processor}"
-
-
 def _store_timings(machine: Machine, timings: tuple[Timing, ...]) -> _StoredProfile:
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     made = ChipProfile(schema=_SCHEMA, machine=machine, measured_on=today, timings=timings)
@@ -137,10 +144,10 @@ def _store_timings(machine: Machine, timings: tuple[Timing, ...]) -> _StoredProf
 
 
 def _store_profile(profile: ChipProfile) -> _StoredProfile:
-    return _StoredProfile(profile, keep(_KIND, profile))
+    return _StoredProfile(profile, _keep(_KIND, profile))
 
 
-def keep(kind: str, value: Value) -> Path:
+def _keep(kind: str, value: Value) -> Path:
     """Keep a value under its digest: write the whole file or none. One that exists is the same."""
     path = _folder_of(kind) / f"{codec.digest(value)}.json"
     try:
@@ -153,7 +160,7 @@ def keep(kind: str, value: Value) -> Path:
     return path
 
 
-def kept(kind: str, what: type[_Kept]) -> list[tuple[str, _Kept]]:
+def _kept(kind: str, what: type[_Kept]) -> list[tuple[str, _Kept]]:
     """Return what is kept by its digests, the newest first. An unreadable file counts as absent."""
     found = []
     for path in _folder_of(kind).glob("*.json"):
@@ -185,7 +192,7 @@ def find(prefix: str) -> _StoredProfile:
 def _stored_profiles() -> list[_StoredProfile]:
     return [
         _StoredProfile(profile, _folder_of(_KIND) / f"{digest}.json")
-        for digest, profile in kept(_KIND, ChipProfile)
+        for digest, profile in _kept(_KIND, ChipProfile)
         if profile.schema == _SCHEMA
     ]
 
@@ -260,3 +267,74 @@ def _busy_s() -> float:
 
 def _own_s() -> float:
     return sum(os.times()[:4])
+
+
+# Own runs as evidence.
+
+_OWN_KIND = "own-runs"
+# Parts of `expected` that a trace shows by themselves.
+_TRACED = {"matmuls": "matmul", "attention": "attention", "exposed tensor": "exposed_tensor"}
+
+
+class OwnScore(Value):
+    """What own runs teach, for each kind of chip, type and trainer; and runs that teach nothing."""
+
+    learned: tuple[OwnConstants, ...]
+    digests: tuple[str, ...]  # of each, which names it for `orch plan --profile`
+    left_out: tuple[SkippedRow, ...]
+
+
+def score_own(storage: str | Path = RUNS) -> OwnScore:
+    """Learn from all own runs in a storage that were measured on chips, and keep what they teach.
+    A rehearsal teaches nothing of chips.
+    """
+    where = folder(storage)
+    groups, left_out = defaultdict[tuple[str, str, str], list[Measured]](list), []
+    for run in list_runs(where)[0]:
+        try:
+            measured = _measured(Journal(where / run.run))
+        except (JournalUnreadable, SpecError) as error:
+            left_out.append(SkippedRow(id=run.run, reason=str(error)))
+            continue
+        plan = measured[1]
+        groups[plan.chip, plan.precision.compute, plan.trainer].append(measured)
+    learned = tuple(learn(sorted(runs, key=lambda run: run[0])) for runs in groups.values())
+    for own in learned:
+        _keep(_OWN_KIND, own)
+    digests = tuple(map(codec.digest, learned))
+    return OwnScore(learned=learned, digests=digests, left_out=tuple(left_out))
+
+
+def own_run_row(run: str, storage: str | Path = RUNS) -> str:
+    """Return a run as a CSV file of one row, in the format of published runs."""
+    journal = find_run(folder(storage), run)
+    report, plan = make_report(journal), journal.current_plan(journal.run())
+    machine = _this_machine()
+    return csv_text([own_row(report, plan, f"{machine.cores} cores of {machine.processor}")])
+
+
+def find_own(prefix: str) -> OwnConstants | None:
+    """Return the constants whose digest begins with a prefix, if exactly one does."""
+    found = [own for digest, own in _kept(_OWN_KIND, OwnConstants) if digest.startswith(prefix)]
+    return found[0] if len(found) == 1 and found[0].schema == OWN_SCHEMA else None
+
+
+def _measured(journal: Journal) -> Measured:
+    """Return what a run teaches; an error says why it teaches nothing."""
+    require("prove")
+    measure_traces(journal)
+    report: Report = make_report(journal)
+    plan: Plan = journal.current_plan(journal.run())
+    if report.rehearsal:
+        raise SpecError(f"a rehearsal of {plan.chip}: it ran on this machine's CPU")
+    if report.measured is None:
+        raise SpecError("no step was measured after warm-up")
+    if not plan.ledger_describes_trainer or plan.stage or plan.chip_profile:
+        raise SpecError("its plan has stages, a chip profile, or a trainer without a ledger")
+    if not plan.forecast.expected_time:
+        raise SpecError(f"no run on {plan.chip} is published: publish this one (orch score --row)")
+    traced = dict[str, float]()
+    for line in report.profile.lines if report.profile else ():
+        if kind := _TRACED.get(line.part):
+            traced[kind] = traced.get(kind, 0.0) + line.measured_s
+    return report.run, plan, report.measured.step_s.median, traced

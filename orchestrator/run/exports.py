@@ -39,7 +39,7 @@ from orchestrator.reading.schema import (
     spec_schema,
     study_schema,
 )
-from orchestrator.run.own_runs import OwnScore
+from orchestrator.run.calibrate import OwnScore
 from orchestrator.run.progress import RUNS, Progress, TaskEnded, UnitsDone, silent
 from orchestrator.run.specs import SpecSource, loaded, planned
 from orchestrator.serving.cheapest import ServingOffers

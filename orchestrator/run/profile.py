@@ -1,7 +1,7 @@
 """Profiles of runs: have the next steps traced, read the traces, and keep what they say."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -96,7 +96,15 @@ def _measure(journal: Journal, at: Path) -> profiles.TraceSeconds:
     plan = traced_plan(journal, journal.run(), note.plan_digest)
     if plan is None:
         raise TraceUnreadable(f"{at} is of plan {note.plan_digest[:8]}, which is not of this run")
-    path = _newest_file(at)
+    root = at / "plugins" / "profile"
+    traces = (
+        root / taken / name
+        for taken in sorted(files.names(root), reverse=True)
+        for name in files.names(root / taken)
+        if name.endswith(".xplane.pb")
+    )
+    if (path := next(traces, None)) is None:
+        raise FileNotFoundError(root)
     program = None
     with suppress(FileNotFoundError):
         program = files.read(at / profiles.PROGRAM)
@@ -104,15 +112,6 @@ def _measure(journal: Journal, at: Path) -> profiles.TraceSeconds:
     with suppress(JournalUnwritable):  # of another user, or on a full disk: read again next time
         files.replace(at / profiles.SECONDS, codec.to_json(found))
     return found
-
-
-def _newest_file(at: Path) -> Path:
-    root = at / "plugins" / "profile"
-    for taken in sorted(files.names(root), reverse=True):
-        for name in files.names(root / taken):
-            if name.endswith(".xplane.pb"):
-                return root / taken / name
-    raise FileNotFoundError(root)
 
 
 def _take(journal: Journal, run: Run, steps: int, storage: Path, progress: Progress) -> None:
@@ -123,25 +122,23 @@ def _take(journal: Journal, run: Run, steps: int, storage: Path, progress: Progr
     number = request_trace(journal, steps)
     again = run_command("profile", run.run, storage)
 
-    def stage(text: str) -> None:
+    def is_taken() -> bool:
+        """Return whether all ranks have traced what was asked for, and say how far they are."""
+        run, asked = journal.run(), journal.state().trace
+        if asked is None or asked.request < number:
+            text = f"the run is {run.state}; {run.steps_done} of {run.steps} steps are done"
+            progress(Stage(task=_TASK, stage=text))
+            return False
+        text = f"steps {asked.first_step} to {asked.end_step - 1}; {run.steps_done} are done"
         progress(Stage(task=_TASK, stage=text))
+        at = journal.paths.root / profiles.TRACES / f"steps-{asked.first_step}-{asked.end_step}"
+        ranks = len(profiles.traced_ranks(journal.plan(run.plan_digest)))
+        return sum(profiles.TRACE in files.names(at / name) for name in files.names(at)) >= ranks
 
     with interruptible("waiting for the trace", "the run takes it all the same", again):
-        while not _is_taken(journal, number, stage) and journal.run().state in LIVE:
+        while not is_taken() and journal.run().state in LIVE:
             time.sleep(_POLL_S)
     progress(TaskEnded(task=_TASK))
-
-
-def _is_taken(journal: Journal, number: int, stage: Callable[[str], None]) -> bool:
-    """Return whether all ranks have traced what a request asked for, and say how far they are."""
-    run, asked = journal.run(), journal.state().trace
-    if asked is None or asked.request < number:
-        stage(f"the run is {run.state}; {run.steps_done} of {run.steps} steps are done")
-        return False
-    stage(f"steps {asked.first_step} to {asked.end_step - 1}; {run.steps_done} are done")
-    at = journal.paths.root / profiles.TRACES / f"steps-{asked.first_step}-{asked.end_step}"
-    ranks = len(profiles.traced_ranks(journal.plan(run.plan_digest)))
-    return sum(profiles.TRACE in files.names(at / name) for name in files.names(at)) >= ranks
 
 
 def _nothing(run: Run, storage: Path, problems: Iterable[str]) -> NoTrace:

@@ -101,24 +101,21 @@ def serving_load(
     """
     plan, given = plan_serving(spec, overrides), None
     if arrivals not in ("poisson", "bursts"):
-        given = _trace(Path(arrivals))
+        # The requests of a file, by the time of their arrival.
+        path = Path(arrivals)
+        try:
+            with path.open(encoding="utf-8-sig", newline="") as file:
+                rows = [
+                    tuple(float(row[column]) for column in ("time_s", "prompt", "output"))
+                    for row in csv.DictReader(file)
+                ]
+        except (OSError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
+            must = "poisson, bursts, or a CSV file with numbers under time_s, prompt and output"
+            raise WrongOption("--load", f"{path} ({error})", must) from None
+        if not rows or min(map(min, rows)) < 0 or any(row[1] < 1 or row[2] < 1 for row in rows):
+            raise WrongOption("--load", path, "a trace of requests with at least one token each")
+        given = Requests(*np.array(sorted(rows)).T)
     return loaded(plan, arrivals, seed, requests, given)
-
-
-def _trace(path: Path) -> Requests:
-    """Return the requests of a file, by the time of their arrival."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = [
-                tuple(float(row[column]) for column in ("time_s", "prompt", "output"))
-                for row in csv.DictReader(file)
-            ]
-    except (OSError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
-        must = "poisson, bursts, or a CSV file with numbers under time_s, prompt and output"
-        raise WrongOption("--load", f"{path} ({error})", must) from None
-    if not rows or min(map(min, rows)) < 0 or any(row[1] < 1 or row[2] < 1 for row in rows):
-        raise WrongOption("--load", path, "a trace of requests with at least one token each")
-    return Requests(*np.array(sorted(rows)).T)
 
 
 def explain_serving(spec: ServingSource, overrides: Sequence[str] = ()) -> ServingExplanation:

@@ -97,8 +97,7 @@ def plans(
         return made
     # Most plans need no profile, and what measures them is heavy to import.
     from orchestrator.planning.own_runs import with_own_runs  # noqa: PLC0415
-    from orchestrator.run.calibrate import find  # noqa: PLC0415
-    from orchestrator.run.own_runs import find_own  # noqa: PLC0415
+    from orchestrator.run.calibrate import find, find_own  # noqa: PLC0415
 
     if own := find_own(profile):
         return [with_own_runs(candidate, own) for candidate in made]

@@ -164,7 +164,7 @@ def key_help_screen(keys: "Sequence[KeyHelp]", next_command: str) -> ui.Screen:
 # What own runs teach: their steps as expected and as measured, and the constants.
 
 if TYPE_CHECKING:
-    from orchestrator.run.own_runs import OwnScore
+    from orchestrator.run.calibrate import OwnScore
 
 
 def own_score_screen(score: "OwnScore") -> ui.Screen:

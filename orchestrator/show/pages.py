@@ -27,7 +27,7 @@ from orchestrator.show import charts, plan_text, profile_screen, report_screen, 
 from orchestrator.show import drawings as draw
 from orchestrator.show import study_screens as studies
 from orchestrator.show.plan_pages import offers_page, schedule_page
-from orchestrator.show.serving_screen import frontier_plot, frontier_rows, serving_text
+from orchestrator.show.serving_screen import frontier_rows, serving_text
 from orchestrator.storage.addresses import folder, is_copy
 from orchestrator.tracking.mlflow.store import run_link
 from orchestrator.values import study as reports
@@ -93,9 +93,26 @@ def write_offers(found: Offers, path: str | Path) -> Path:
 def write_frontier(found: ServingFrontier, path: str | Path) -> Path:
     """Write the page of a serving spec's frontier: throughput against latency, and the table."""
     head, *rows = frontier_rows(found)
+    # Each mode as a line of dots: TPOT across, output tokens/s of a chip up.
+    curves = []
+    for color, mode in (("measured", "interleaved"), ("expected", "disaggregated")):
+        own = [point for point in found.points if point.mode == mode]
+        places = tuple((point.tpot_s * 1e3, point.output_tokens_per_s_chip) for point in own)
+        curves.append(draw.Curve(mode, color, places, dots=True))
+    x, y = zip(*(place for curve in curves for place in curve.points), strict=True)
+    flags = []
+    if found.best is not None:
+        best = found.points[found.best]
+        place = best.tpot_s * 1e3, best.output_tokens_per_s_chip
+        flags = [draw.Flag("meets the wishes", "measured", *place)]
+    plot = draw.Plot(
+        x=draw.logarithmic(x, 1.1), y=draw.from_zero(y), x_name="milliseconds between tokens",
+        y_name="output tokens/s per chip", show_x=lambda value: f"{value:.3g}", show_y=fmt.scaled,
+        curves=curves, flags=flags,
+    )  # fmt: skip
     text = draw.filled(
         "frontier.html", title=found.name, headline=f"{found.chip} {found.topology}",
-        verdict="Throughput against latency", plot=frontier_plot(found), head=head, rows=rows,
+        verdict="Throughput against latency", plot=plot, head=head, rows=rows,
     )  # fmt: skip
     return _write(Path(path), text)
 

@@ -268,7 +268,11 @@ def stages_screen(
 
 def _placed(plan: Plan) -> ui.Row:
     memory = fmt.in_memory(plan.forecast.memory_bytes_per_device)
-    return plan_text.in_microbatches(plan.batch), summary_of(plan.remat), memory
+    # 1,024 sequences, or 4 x 256 in four microbatches.
+    microbatches = plan.batch.microbatches
+    each = fmt.count(plan.batch.sequences / microbatches)
+    sequences = f"{microbatches} x {each}" if microbatches > 1 else each
+    return sequences, summary_of(plan.remat), memory
 
 
 def _stage_lines(stages: Sequence[Plan]) -> tuple[list[ui.Part], list[ui.Part], list[str]]:

@@ -10,7 +10,7 @@ from orchestrator.planning.offers import DeadlineOdds
 from orchestrator.planning.plan_warnings import LEDGER_TRAINER
 from orchestrator.show import parts as ui
 from orchestrator.values.goodput import LossKind
-from orchestrator.values.plan import Estimate, Forecast, LedgerLine, LineKind, Plan, PlannedBatch
+from orchestrator.values.plan import Estimate, Forecast, LedgerLine, LineKind, Plan
 from orchestrator.values.program import AnyPlan
 
 _INTERVAL = "80 % interval"
@@ -61,12 +61,6 @@ def amount(line: LedgerLine) -> str:
         return f"{fmt.seconds(inputs['passes'])} x {stages - 1} / ({passes} x {chunks})"
     name, unit = ("flops", "FLOP") if "flops" in inputs else ("bytes", "B")
     return f"{fmt.with_unit(inputs[name], unit)} at {fmt.with_unit(inputs['rate'], unit + '/s')}"
-
-
-def in_microbatches(batch: PlannedBatch) -> str:
-    """Return the sequences of a step: 1,024, or 4 x 256 in four microbatches."""
-    each = fmt.count(batch.sequences / batch.microbatches)
-    return f"{batch.microbatches} x {each}" if batch.microbatches > 1 else each
 
 
 def likely(estimate: Estimate, show: ui.Show) -> str:

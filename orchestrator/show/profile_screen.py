@@ -44,20 +44,9 @@ def profile_verdict(profile: Profile) -> str:
     if profile.expected_s:
         said = f"the {fmt.seconds(profile.expected_s)} expected"
         step += f", {fmt.off(profile.step_s, profile.expected_s, said)}"
-    if off := _furthest(profile):
-        name, more_s, against = off
-        return f"{step}. Furthest off: {name}, {fmt.seconds(more_s)} more than {against}."
-    largest = max(profile.lines, key=lambda line: line.measured_s)
-    share = fmt.percent(largest.measured_s / profile.step_s)
-    return f"{step}. Most of it, {share}, is {_line_name(largest)}."
-
-
-def _furthest(profile: Profile) -> tuple[str, float, str] | None:
-    """Return the part with the most seconds beyond `expected`, or else the line with the most
-    beyond `scheduled`; None without either.
-    """
-    expected: dict[str, float] = {}
-    measured: dict[str, float] = {}
+    # The part with the most seconds beyond `expected`, or else the line with the most beyond
+    # `scheduled`.
+    expected, measured = dict[str, float](), dict[str, float]()
     for line in profile.lines:
         measured[line.part] = measured.get(line.part, 0.0) + line.measured_s
         if line.expected_s is not None:
@@ -68,7 +57,11 @@ def _furthest(profile: Profile) -> tuple[str, float, str] | None:
         if line.scheduled_s is not None
     ]
     more_s, name, against = max(off, default=(0.0, "", ""))
-    return (name, more_s, against) if more_s > _SMALL * profile.step_s else None
+    if more_s > _SMALL * profile.step_s:
+        return f"{step}. Furthest off: {name}, {fmt.seconds(more_s)} more than {against}."
+    largest = max(profile.lines, key=lambda line: line.measured_s)
+    share = fmt.percent(largest.measured_s / profile.step_s)
+    return f"{step}. Most of it, {share}, is {_line_name(largest)}."
 
 
 def _line_name(line: ProfileLine) -> str:

@@ -9,7 +9,6 @@ from orchestrator.run.progress import RUNS, run_command
 from orchestrator.serving.cheapest import ServingOffers
 from orchestrator.serving.frontier import ServingFrontier
 from orchestrator.serving.load import ServingLoad
-from orchestrator.show import drawings as draw
 from orchestrator.show import explain_screen
 from orchestrator.show import parts as ui
 from orchestrator.show.plan_text import in_words, resource_name
@@ -266,26 +265,6 @@ def frontier_screen(found: ServingFrontier, next_command: str) -> ui.Screen:
         ui.indent([f"the KV cache of a prompt takes {fmt.seconds(transfer)} between slices"]),
         ui.closing(verdict, next_command),
     )
-
-
-def frontier_plot(found: ServingFrontier) -> draw.Plot:
-    """Return each mode as a line of dots: TPOT across, output tokens/s of a chip up."""
-    curves = []
-    for color, mode in (("measured", "interleaved"), ("expected", "disaggregated")):
-        own = [point for point in found.points if point.mode == mode]
-        places = tuple((point.tpot_s * 1e3, point.output_tokens_per_s_chip) for point in own)
-        curves.append(draw.Curve(mode, color, places, dots=True))
-    x, y = zip(*(place for curve in curves for place in curve.points), strict=True)
-    flags = []
-    if found.best is not None:
-        best = found.points[found.best]
-        place = best.tpot_s * 1e3, best.output_tokens_per_s_chip
-        flags = [draw.Flag("meets the wishes", "measured", *place)]
-    return draw.Plot(
-        x=draw.logarithmic(x, 1.1), y=draw.from_zero(y), x_name="milliseconds between tokens",
-        y_name="output tokens/s per chip", show_x=lambda value: f"{value:.3g}", show_y=fmt.scaled,
-        curves=curves, flags=flags,
-    )  # fmt: skip
 
 
 def load_screen(name: str, load: ServingLoad, next_command: str) -> ui.Screen:

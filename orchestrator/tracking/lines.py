@@ -3,6 +3,7 @@
 import fcntl
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -48,7 +49,19 @@ class LinesTracker:
         try:
             with Path(destination.uri).open("ab+") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)  # other runs are recorded there too
-                _read_on(known, file.fileno(), run.id)
+                # Read what was added. A line that a full disk or a kill has cut is removed.
+                file.seek(known.size)
+                for text in file:
+                    if not text.endswith(b"\n"):
+                        file.truncate(known.size)
+                        break
+                    known.size += len(text)
+                    with suppress(msgspec.DecodeError):  # somebody else's
+                        line = msgspec.json.decode(text, type=_KnownLine)
+                        if line.id == run.id:
+                            known.has_begun |= line.kind == "run"
+                            known.steps = max(known.steps, line.step + 1)
+                            known.has_ended |= line.kind == "end"
                 lines = _lines(journal, run, destination, known)
                 while batch := list(islice(lines, _BATCH)):
                     file.write(b"".join(batch))
@@ -76,25 +89,6 @@ class _KnownLine(msgspec.Struct):
     kind: str
     id: str
     step: int = -1
-
-
-def _read_on(known: _Recorded, file: int, run_id: str) -> None:
-    """Read what was added to the file. A line that a full disk or a kill has cut is removed."""
-    with os.fdopen(os.dup(file), "rb") as lines:
-        lines.seek(known.size)
-        for text in lines:
-            if not text.endswith(b"\n"):
-                os.ftruncate(file, known.size)
-                break
-            known.size += len(text)
-            try:
-                line = msgspec.json.decode(text, type=_KnownLine)
-            except msgspec.DecodeError:
-                continue  # somebody else's
-            if line.id == run_id:
-                known.has_begun |= line.kind == "run"
-                known.steps = max(known.steps, line.step + 1)
-                known.has_ended |= line.kind == "end"
 
 
 def _lines(journal: Journal, run: Run, where: Destination, known: _Recorded) -> Iterator[bytes]:

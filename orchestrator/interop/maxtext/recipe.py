@@ -158,21 +158,16 @@ def _read_words(
     if _SHEBANG.match(text) and not (commands or recipe.benchmark):
         missing = "has no command that trains with MaxText, such as python3 -m MaxText.train"
         raise RecipeProblems([f"{name}: {missing}"])
-    if not is_script:
-        _check_alike(places)
+    said: dict[str, str] = {}
+    for (key, value), place in places.items() if not is_script else ():
+        # Commands of a manifest that set a key to several values are several runs.
+        if said.setdefault(key, value) != value:
+            why = f"{key}={value}, and {said[key]} before: only one run is read"
+            raise RecipeProblems([f"{place}: {why}; give its words instead"])
     training = [key for chosen in _chosen(name, commands, command) for key in chosen.keys]
     keys = {key: places.get(key, name) for key in training} or places
     for (key, value), place in keys.items():
         recipe.set(key, Setting(_value_of(value.strip("\"'")), place))
-
-
-def _check_alike(places: Mapping[tuple[str, str], str]) -> None:
-    """Refuse the commands of a manifest that set a key to several values: each is another run."""
-    said: dict[str, str] = {}
-    for (key, value), place in places.items():
-        if said.setdefault(key, value) != value:
-            why = f"{key}={value}, and {said[key]} before: only one run is read"
-            raise RecipeProblems([f"{place}: {why}; give its words instead"])
 
 
 @dataclass(frozen=True)

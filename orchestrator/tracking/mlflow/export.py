@@ -197,14 +197,12 @@ def artifacts(journal: Journal, run: Run) -> dict[str, Path]:
             for log in list_logs(journal.path, run, attempt=attempt.number)[: _MOST_RANKS + 1]:
                 prefix = "" if log.attempt is None else f"attempt-{log.attempt}-"
                 found[f"logs/{prefix}{log.path.name}"] = log.path
-    return {name: path for name, path in found.items() if _is_file(path)}
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return stat.S_ISREG(boundary.status_of(path).st_mode)
-    except OSError:
-        return False
+    regular = {}
+    for name, path in found.items():
+        with suppress(OSError):
+            if stat.S_ISREG(boundary.status_of(path).st_mode):
+                regular[name] = path
+    return regular
 
 
 def _version_of(sent: Mapping[str, Path]) -> str:

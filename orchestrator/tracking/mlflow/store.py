@@ -186,7 +186,19 @@ class Store:
                     extensions.set_wait_callback(extras.wait_select)
             if where.uri.startswith(_SQLITE):
                 _check_own_beside(where)
-                _create_database(Path(where.uri.removeprefix(_SQLITE)))
+                # A database is made under another name and moved into place: whoever opened one
+                # that is still without tables, after seconds or a kill, would fail from then on.
+                database = Path(where.uri.removeprefix(_SQLITE))
+                if not database.exists():
+                    database.parent.mkdir(parents=True, exist_ok=True)
+                    unfinished = database.with_name(f".{database.name}.{os.getpid()}")
+                    try:
+                        client = MlflowClient(tracking_uri=f"{_SQLITE}{unfinished}")
+                        client.search_experiments(max_results=1)
+                        with suppress(FileExistsError):
+                            os.link(unfinished, database)  # the first process wins
+                    finally:
+                        unfinished.unlink(missing_ok=True)
             self._client = MlflowClient(tracking_uri=where.uri)
             self.experiment = self._experiment()
 
@@ -202,7 +214,20 @@ class Store:
                     raise
         if experiment.lifecycle_stage != "active":
             raise NotRecorded(f"{self.where.label}: its experiment {name!r} was deleted")
-        _check_not_moved(self.where, experiment.artifact_location)
+        # MLflow stores absolute addresses of artifacts: those of a database that was copied with
+        # its storage would be written where it came from.
+        stored = experiment.artifact_location
+        if _is_beside(self.where) and stored != self.where.artifacts:
+            here = Path(self.where.uri.removeprefix(_SQLITE)).parent
+            there, is_same = Path(unquote(urlsplit(stored).path)).parent, False
+            with suppress(OSError):
+                is_same = here.samefile(there)  # another name of the same folder
+            if not is_same:
+                raise NotRecorded(
+                    f"{self.where.label}: was moved or copied from {there}, where its artifacts"
+                    " lie: rename it, and `orch sync` records the runs anew, or set"
+                    " MLFLOW_TRACKING_URI"
+                )
         return str(experiment.experiment_id)
 
     def tracked(self, run_id: str) -> TrackedRun:
@@ -409,42 +434,8 @@ def _check_own_beside(where: Destination) -> None:
             raise NotRecorded(f"{where.label}: {why}") from error
 
 
-def _check_not_moved(where: Destination, stored: str) -> None:
-    """Refuse a database in the storage that came from another folder."""
-    # MLflow stores absolute addresses of artifacts: a copy's would be written where it came from.
-    if not _is_beside(where) or stored == where.artifacts:
-        return
-    here = Path(where.uri.removeprefix(_SQLITE)).parent
-    there = Path(unquote(urlsplit(stored).path)).parent
-    with suppress(OSError):
-        if here.samefile(there):  # another name of the same folder
-            return
-    raise NotRecorded(
-        f"{where.label}: was moved or copied from {there}, where its artifacts lie: rename it, and"
-        " `orch sync` records the runs anew, or set MLFLOW_TRACKING_URI"
-    )
-
-
 def _is_beside(where: Destination) -> bool:
     if not where.uri.startswith(_SQLITE):
         return False
     database = Path(where.uri.removeprefix(_SQLITE))
     return where.artifacts == (database.parent / _ARTIFACTS).as_uri() and database.name == _DATABASE
-
-
-def _create_database(database: Path) -> None:
-    """Create a database under another name and move it into place, unless it exists: whoever opened
-    one that is still without tables, after seconds or a kill, would fail from then on.
-    """
-    if database.exists():
-        return
-    from mlflow.tracking import MlflowClient  # noqa: PLC0415
-
-    database.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = database.with_name(f".{database.name}.{os.getpid()}")
-    try:
-        MlflowClient(tracking_uri=f"{_SQLITE}{unfinished}").search_experiments(max_results=1)
-        with suppress(FileExistsError):
-            os.link(unfinished, database)  # the first process wins
-    finally:
-        unfinished.unlink(missing_ok=True)
