@@ -150,8 +150,9 @@ def complete_key(_: object, __: object, typed: str) -> list[str]:
     # Nothing but a shell that completes a word needs journals here, and they are heavy to import.
     from orchestrator.journal.listing import list_journals, list_studies  # noqa: PLC0415
 
-    found = (*list_studies(RUNS), *list_journals(RUNS))
-    return [record.key for record in found if record.key.startswith(typed)]
+    studies, runs = list_studies(RUNS), list_journals(RUNS)
+    keys = [*(study.key for study in studies), *(run.key for run in runs)]
+    return [key for key in keys if key.startswith(typed)]
 
 
 class _StorageFolder(click.Path):

@@ -95,7 +95,6 @@ class SlowdownWatch:
         self._level: int | None = None  # the number of the slowdown that is a change of level
 
     def add(self, step: Step) -> None:
-        """Take in the next step."""
         if step.startup:
             self.end(step.index - 1)
             self._begin()

@@ -63,7 +63,6 @@ exit "$ended"
 
 
 def slurm_script(spec: Spec, plan: Plan, spec_text: str) -> str:
-    """Return a script for sbatch that runs the plan of a spec on nodes of GPUs."""
     chip = chip_of(plan)
     if not chip.switched:
         raise SpecError(

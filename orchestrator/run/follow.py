@@ -127,7 +127,6 @@ class _ClusterFollower:
         return self.watch.journal.state().writer != self.driver_before
 
     def _report(self, kind: str, why: str = "") -> None:
-        """Report a trouble once, and once that it is over."""
         if kind != self.trouble:
             self.watch.progress(Notice("trouble", kind=kind, why=why))
         self.trouble = kind

@@ -214,10 +214,8 @@ def score(
     and scores what it left out.
     """
     path = Path(runs) if runs else None
-    if without:
-        made = evaluate.cross_validated(without, path)
-    else:
-        made = evaluate.with_catalog_constants(path)
+    known = evaluate.with_catalog_constants
+    made = evaluate.cross_validated(without, path) if without else known(path)
     if path:
         return made
     goodput, recoveries = evaluate.goodput_scores(), evaluate.recovery_scores()
@@ -236,9 +234,7 @@ def score_gpus(
 ) -> gpu.GpuScore:
     """Compare forecasts of published runs on GPUs with what they reached, as `score` does."""
     path = Path(runs) if runs else None
-    if without:
-        return gpu.cross_validated(without, path)
-    return gpu.with_catalog_constants(path)
+    return gpu.cross_validated(without, path) if without else gpu.with_catalog_constants(path)
 
 
 def report(run: str, storage: str | Path = RUNS) -> Report | ScalingReport | SweepReport:

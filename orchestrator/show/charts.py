@@ -175,9 +175,27 @@ def over_steps(plan: Plan, report: Report, steps: StepTable) -> list[draw.Plot]:
     evaluations = [steps.evaluations[row] for row in sorted(steps.evaluations)]
     held_out = tuple((float(taken.steps_done), taken.loss) for taken in evaluations)
     curves = [draw.Curve("held-out", "expected", held_out)] if held_out else []
+    # Seconds per step, with the forecast and its interval where they can be compared.
+    warm, step_s = steps.rows(steps.warm), plan.forecast.step_s
+    levels, bands, last = list[draw.Curve](), list[draw.Band](), float(steps.index[-1] + 1)
+    if report.measured and report.ratios:
+        against = ("lower bound", "lower", step_s.lower)
+        if step_s.expected is not None:
+            against = ("expected", "expected", step_s.expected)
+        name, kind, level_s = against
+        if level_s * _FAR >= report.measured.step_s.median:
+            said = f"{name} {fmt.seconds(level_s)}"
+            levels.append(draw.Curve(said, kind, ((0.0, level_s), (last, level_s))))
+        if levels and step_s.low is not None and step_s.high is not None:
+            points = ((0.0, step_s.low, step_s.high), (last, step_s.low, step_s.high))
+            bands.append(draw.Band("expected", points))
+
+    def show(value_s: float) -> str:
+        return fmt.seconds(value_s) if value_s else "0"
+
     return [
         *([speed] if speed else []),
-        _time_over_steps(plan, report, steps),
+        _over_steps(steps, warm, warm.step_s, "time per step", show, levels, bands),
         _over_steps(steps, steps, steps.loss, "loss", "{:.2f}".format, curves, from_0=False),
         _over_steps(steps, steps, steps.learning_rate, "learning rate", "{:.3g}".format),
     ]
@@ -207,28 +225,6 @@ def host_strip(heat: HostHeat) -> _HeatStrip:
         rows.append((row.name, pieces))
     key = ["like the others", *(f"from {times:g} x" for times in SLOW_TIMES)]
     return _HeatStrip(len(heat.steps), rows, key)
-
-
-def _time_over_steps(plan: Plan, report: Report, steps: StepTable) -> draw.Plot:
-    """Return seconds per step, with the forecast and its interval where they can be compared."""
-    warm, step_s = steps.rows(steps.warm), plan.forecast.step_s
-    curves, bands, last = list[draw.Curve](), list[draw.Band](), float(steps.index[-1] + 1)
-    if report.measured and report.ratios:
-        against = ("lower bound", "lower", step_s.lower)
-        if step_s.expected is not None:
-            against = ("expected", "expected", step_s.expected)
-        name, kind, level_s = against
-        if level_s * _FAR >= report.measured.step_s.median:
-            said = f"{name} {fmt.seconds(level_s)}"
-            curves.append(draw.Curve(said, kind, ((0.0, level_s), (last, level_s))))
-        if curves and step_s.low is not None and step_s.high is not None:
-            points = ((0.0, step_s.low, step_s.high), (last, step_s.low, step_s.high))
-            bands.append(draw.Band("expected", points))
-
-    def show(value_s: float) -> str:
-        return fmt.seconds(value_s) if value_s else "0"
-
-    return _over_steps(steps, warm, warm.step_s, "time per step", show, curves, bands)
 
 
 def _speed_over_steps(plan: Plan, report: Report, steps: StepTable) -> draw.Plot | None:

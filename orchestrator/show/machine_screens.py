@@ -43,7 +43,6 @@ def calibration_screen(profile: "ChipProfile", path: str) -> ui.Screen:
 
 
 def host_check_screen(check: HostCheck, following: str) -> ui.Screen:
-    """Return what the hosts took for each test, and those that are slow."""
     rows: list[ui.Row] = [("", "median", "least", "most")]
     rows += (
         (test.name, *map(fmt.seconds, (test.median_s, test.least_s, test.most_s)))

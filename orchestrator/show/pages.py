@@ -351,7 +351,6 @@ def _over_chips(
     sizes: Sequence[float], speeds: Sequence[draw.Curve], shares: Sequence[draw.Curve],
     speed_bands: Sequence[draw.Band] = (), efficiency_bands: Sequence[draw.Band] = (),
 ) -> list[draw.Plot]:  # fmt: skip
-    """Return the plot of tokens per second and that of efficiency."""
 
     def all_y(curves: Sequence[draw.Curve], bands: Sequence[draw.Band]) -> list[float]:
         heights = [y for curve in curves for _, y in curve.points]

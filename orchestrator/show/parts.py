@@ -297,7 +297,6 @@ def table(head: Row, rows: Iterable[Row], columns: str = "") -> list[Part]:
 
 
 def indent(parts: Iterable[Part], by: int = 2) -> list[Part]:
-    """Return parts of a block, moved to the right."""
     return [
         (paragraph(part) if isinstance(part, str) else part).indented(by)
         for part in parts

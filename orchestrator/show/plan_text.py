@@ -48,7 +48,6 @@ def in_words(bound: str) -> str:
 
 
 def amount(line: LedgerLine) -> str:
-    """Return the amount of work on the line, and the rate."""
     inputs = line.inputs
     if "calls" in inputs:
         calls = fmt.counted(int(inputs["calls"]), "call")

@@ -16,8 +16,8 @@ from orchestrator.values.slowdowns import worst_slowdowns
 from orchestrator.values.study import key_names, settings_text
 
 if TYPE_CHECKING:
-    from orchestrator.evidence.score.gpu import GpuScore
-    from orchestrator.evidence.score.samples import Score, Summary
+    from orchestrator.evidence.score.gpu import GpuScore, GpuScoredRow
+    from orchestrator.evidence.score.samples import Score, ScoredRow, Summary
 
 _ENDS = ("value", "low", "high")
 _PODS = "resources.pods"
@@ -359,17 +359,15 @@ def _apart(reports: Sequence[Report]) -> str:
 
 
 def score_screen(score: "Score", next_command: str) -> ui.Screen:
-    """Return every run, the totals, the efficiency on several slices, and what to do next."""
-    verdict, rows = _verdict(score.summary), list[ui.Row]()
-    outside, faster = list[str](), list[str]()
-    for run in score.rows:
-        took, error = fmt.seconds(run.measured_step_s), fmt.signed_percent(run.error)
-        interval = fmt.span(fmt.seconds(run.low_step_s), fmt.seconds(run.high_step_s))
-        rows.append((run.id, fmt.seconds(run.expected_step_s), interval, took, error))
-        outside += [] if run.inside_interval else [run.id]
-        least = f"{run.id} (at least {fmt.seconds(run.lower_step_s)})"
-        faster += [least] if run.below_lower_bound else []
-    groups = {"outside the 80 % interval": outside, "faster than the lower bound": faster}
+    verdict = _verdict(score.summary)
+    groups = {
+        "outside the 80 % interval": [run.id for run in score.rows if not run.inside_interval],
+        "faster than the lower bound": [
+            f"{run.id} (at least {fmt.seconds(run.lower_step_s)})"
+            for run in score.rows
+            if run.below_lower_bound
+        ],
+    }
     # What the rows do not state of their software, and what was assumed instead.
     assumptions = []
     names = {"software": "software", "kernel": "attention kernel", "averages": "averages"}
@@ -381,7 +379,7 @@ def score_screen(score: "Score", next_command: str) -> ui.Screen:
     return ui.screen(
         [ui.Title(title, score.learned_on)],
         ui.indent([ui.heading(verdict)]),
-        ui.indent(ui.table(("run", "expected", "80 % interval", "measured", "error"), rows)),
+        ui.indent(_steps_table(score.rows)),
         ui.indent(f"{name}: {', '.join(ids)}" for name, ids in groups.items() if ids),
         *map(ui.indent, _score_tables(score)),
         ui.indent(assumptions),
@@ -391,13 +389,7 @@ def score_screen(score: "Score", next_command: str) -> ui.Screen:
 
 
 def gpu_score_screen(score: "GpuScore", next_command: str) -> ui.Screen:
-    """Return every run on GPUs, the totals next to a baseline, and the speed on more nodes."""
-    rows, faster = list[ui.Row](), list[str]()
-    for run in score.rows:
-        interval = fmt.span(fmt.seconds(run.low_step_s), fmt.seconds(run.high_step_s))
-        cells = fmt.seconds(run.expected_step_s), interval, fmt.seconds(run.measured_step_s)
-        rows.append((run.id, *cells, fmt.signed_percent(run.error)))
-        faster += [run.id] if run.below_lower_bound else []
+    faster = [run.id for run in score.rows if run.below_lower_bound]
     totals: list[ui.Row] = [
         ("", "runs", "jobs", "median", "p90", "inside 80 %", "one MFU: median", "p90")
     ]
@@ -416,7 +408,7 @@ def gpu_score_screen(score: "GpuScore", next_command: str) -> ui.Screen:
     return ui.screen(
         [ui.Title(f"{_runs(len(score.rows))} against their forecasts", score.learned_on)],
         ui.indent([ui.heading(verdict)]),
-        ui.indent(ui.table(("run", "expected", "80 % interval", "measured", "error"), rows)),
+        ui.indent(_steps_table(score.rows)),
         ui.indent([f"faster than the lower bound: {', '.join(faster)}"] if faster else []),
         ui.indent([ui.Table(totals, gap=2)]),
         ui.indent(
@@ -425,6 +417,18 @@ def gpu_score_screen(score: "GpuScore", next_command: str) -> ui.Screen:
         ui.indent(ui.labelled("left out:", f"{run.id}: {run.reason}") for run in score.left_out),
         ui.closing(verdict, next_command),
     )
+
+
+def _steps_table(runs: "Sequence[ScoredRow | GpuScoredRow]") -> list[ui.Part]:
+    rows = []
+    for run in runs:
+        expected, low, high, measured = map(fmt.seconds, (
+            run.expected_step_s, run.low_step_s, run.high_step_s, run.measured_step_s,
+        ))  # fmt: skip
+        rows.append(
+            (run.id, expected, fmt.span(low, high), measured, fmt.signed_percent(run.error))
+        )
+    return ui.table(("run", "expected", "80 % interval", "measured", "error"), rows)
 
 
 def _score_tables(score: "Score") -> Iterator[list[ui.Part]]:

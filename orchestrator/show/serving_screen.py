@@ -54,7 +54,6 @@ def headline(plan: ServingPlan) -> str:
 def serving_screen(
     plan: ServingPlan, next_command: str | None, detail: ui.Detail = "usual"
 ) -> ui.Screen:
-    """Return what a serving plan should reach and cost."""
     forecast, serve, memory = plan.forecast, plan.serve, plan.forecast.memory
     rate = forecast.output_tokens_per_s
     used = memory.weights_bytes + memory.activations_bytes + memory.cache_bytes
@@ -249,7 +248,6 @@ def frontier_rows(found: ServingFrontier) -> list[ui.Row]:
 
 
 def frontier_screen(found: ServingFrontier, next_command: str) -> ui.Screen:
-    """Return throughput against latency, and the point that meets the wishes."""
     verdict = "No point meets the wishes."
     if found.best is not None:
         best = found.points[found.best]
@@ -268,7 +266,6 @@ def frontier_screen(found: ServingFrontier, next_command: str) -> ui.Screen:
 
 
 def load_screen(name: str, load: ServingLoad, next_command: str) -> ui.Screen:
-    """Return what requests see that arrive at random."""
     rows: list[ui.Row] = [("", "mean", "p50", "p95", "p99")]
     for label, found in (("TTFT", load.ttft_s), ("of it waiting", load.waits_s),
                          ("TPOT", load.tpot_s)):  # fmt: skip
@@ -289,7 +286,6 @@ def load_screen(name: str, load: ServingLoad, next_command: str) -> ui.Screen:
 
 
 def serving_explain_screen(sheet: ServingExplanation, next_command: str) -> ui.Screen:
-    """Return inputs, derivations, the book's answers and sources."""
     return ui.screen(
         [ui.heading(f"{headline(sheet.plan)}, worked out by hand")],
         explain_screen.inputs_table(sheet.inputs, wraps=True),
@@ -301,7 +297,6 @@ def serving_explain_screen(sheet: ServingExplanation, next_command: str) -> ui.S
 
 
 def serving_score_screen(score: ServingScore, next_command: str) -> ui.Screen:
-    """Return every run against its forecast, and the totals next to a baseline."""
     head = ("run", "output/s", "expected", "error", "TPOT", "expected", "error")
     rows = [
         (

@@ -108,7 +108,6 @@ def cluster_screen(
     address: str, slices: str, hosts: int, versions: Mapping[str, str], storage: str,
     runs: Sequence[tuple[Plan, int]],
 ) -> ui.Screen:  # fmt: skip
-    """Return what a cluster has for runs, and what the runs cost."""
     shown = ", ".join(f"{name} {versions[name]}" for name in _VERSIONS if name in versions)
     rows = [
         ("slices", slices),
@@ -246,7 +245,6 @@ def _progress(status: Status) -> _Facts:
 
 
 def _slowdown_command(slowdown: Slowdown, run: Run) -> str:
-    """Return the command that shows more of a slowdown."""
     storage = folder(run.journal).parent
     if slowdown.rank is not None:
         return run_command("logs", run.run, storage, "--rank", str(slowdown.rank))

@@ -274,7 +274,6 @@ def sweep_table(report: studies.SweepReport) -> tuple[ui.Row, list[ui.Row]]:
 
 
 def sweep_notes(report: studies.SweepReport) -> list[str]:
-    """Return what the losses of the trials are."""
     texts = []
     if any(trial.loss is not None for trial in report.trials):
         texts.append("LOSS is the mean over the last tenth of the steps")
@@ -284,7 +283,6 @@ def sweep_notes(report: studies.SweepReport) -> list[str]:
 
 
 def sweep_verdict(report: studies.SweepReport) -> str:
-    """Return the best trial by its settings."""
     best = next((trial for trial in report.trials if trial.number == report.best), None)
     if best is None or best.loss is None:
         return "no trial has done all its steps yet."

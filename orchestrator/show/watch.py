@@ -105,7 +105,6 @@ class _WatchedPage:
         self._runs: list[WatchedRun] = []
 
     def whole(self) -> str:
-        """Return the page with all parts as they stand."""
         with self._lock:
             self._look()
             parts = {name: Markup(html) for name, (_, html) in self._parts.items()}

@@ -92,7 +92,6 @@ class _KnownLine(msgspec.Struct):
 
 
 def _lines(journal: Journal, run: Run, where: Destination, known: _Recorded) -> Iterator[bytes]:
-    """Yield the lines that are missing."""
 
     def line(kind: str, **values: object) -> bytes:
         return msgspec.json.encode({"kind": kind, "id": run.id, "run": run.run, **values}) + b"\n"

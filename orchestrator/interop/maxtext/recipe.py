@@ -246,10 +246,20 @@ def _words_of(text: str, *, is_script: bool) -> tuple[list[str], list[_TrainingC
     variables: dict[str, str] = {}
     for command in _COMMAND.finditer(plain) if is_script else ():
         _assign(command, variables)
-    training = [*_training(plain, variables)] if is_script else []
+    # Each command that trains, without the variables before it. A variable has the value of its
+    # place, or its last if it is set only below, as by whoever calls a function.
+    training, found = list[_TrainingCommand](), dict[str, str]()
+    for command in _COMMAND.finditer(plain) if is_script else ():
+        at = _assign(command, found)
+        for piece in _PIECE.split(plain[at : command.end()]):
+            words = _expanded(piece, variables | found)
+            if program := _TRAINER.search(words):
+                begin = at + len(piece) - len(piece.lstrip())
+                line = plain.count("\n", 0, plain.index(piece.strip(), begin)) + 1
+                training.append(_TrainingCommand(line, words[program.start() :]))
     if not training:
-        found = _LARGE_VARIABLE.finditer(plain)
-        variables = {match[1]: match[2].strip("\"'") for match in found}
+        large = _LARGE_VARIABLE.finditer(plain)
+        variables = {match[1]: match[2].strip("\"'") for match in large}
     # The words that a variable is set to may be keys: its name goes, and its columns stay.
     without = _LARGE_VARIABLE.sub(
         lambda match: match[0][: match.start(1) - match.start()] + " " + match[2], plain
@@ -267,21 +277,6 @@ def _assign(command: re.Match[str], found: dict[str, str]) -> int:
         if sum(map(len, found.values())) > _LONGEST:
             raise OverflowError(f"variables have more than {_LONGEST:,} characters")
     return end
-
-
-def _training(text: str, last: dict[str, str]) -> Iterator[_TrainingCommand]:
-    """Yield each command that trains, without the variables before it. A variable has the value of
-    its place, or its last if it is set only below, as by whoever calls a function.
-    """
-    found: dict[str, str] = {}
-    for command in _COMMAND.finditer(text):
-        at = _assign(command, found)
-        for piece in _PIECE.split(text[at : command.end()]):
-            words = _expanded(piece, last | found)
-            if program := _TRAINER.search(words):
-                begin = at + len(piece) - len(piece.lstrip())
-                line = text.count("\n", 0, text.index(piece.strip(), begin)) + 1
-                yield _TrainingCommand(line, words[program.start() :])
 
 
 def _expanded(text: str, variables: dict[str, str]) -> str:

@@ -175,7 +175,6 @@ class RayBackend:
 
 
 def main(argv: list[str]) -> None:
-    """Join the cluster, look, and print the report."""
     request = codec.from_json(argv[0], backend.PreflightRequest)
     kind = codec.from_json(argv[1], SliceKind)
     join_cluster(os.environ["RAY_ADDRESS"])
