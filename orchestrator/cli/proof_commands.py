@@ -45,10 +45,8 @@ def explain_command(
         # Few derivations are of serving.
         from orchestrator.show.serving_screen import serving_explain_screen  # noqa: PLC0415
 
-        sheet, planning = (
-            orch.explain_serving(spec, overrides),
-            spec_command("plan", spec, overrides),
-        )
+        sheet = orch.explain_serving(spec, overrides)
+        planning = spec_command("plan", spec, overrides)
         show(sheet, lambda: serving_explain_screen(sheet, planning), as_json=as_json)
         return
     found = orch.explain(spec, overrides, mfu=mfu, stage=stage)
@@ -222,22 +220,19 @@ def score_command(
         learned = orch.score_own(storage)
         show(learned, lambda: own_score_screen(learned), as_json=as_json)
         return
-    apart = kind == "disaggregated"
+    apart, anew = kind == "disaggregated", "" if without else " --without document"
     if apart or kind == "serving" or (kind is None and runs and orch.is_serving(runs)):
         # Few scores are of serving.
         from orchestrator.show.serving_screen import serving_score_screen  # noqa: PLC0415
 
         served = orch.score_serving(runs, without=without, disaggregated=apart)
-        other = f"orch score --kind {kind or 'serving'}" + (
-            "" if without else " --without document"
-        )
+        other = f"orch score --kind {kind or 'serving'}{anew}"
         show(served, lambda: serving_score_screen(served, other), as_json=as_json)
         return
     if kind == "gpu" or (kind is None and runs and orch.is_gpu(runs)):
         on_gpus = orch.score_gpus(runs, without=without)
-        other = "orch score --kind gpu" + ("" if without else " --without document")
+        other = f"orch score --kind gpu{anew}"
         show(on_gpus, lambda: gpu_score_screen(on_gpus, other), as_json=as_json)
         return
     found = orch.score(runs, without=without)
-    following = "orch score" if without else "orch score --without document"
-    show(found, lambda: score_screen(found, following), as_json=as_json)
+    show(found, lambda: score_screen(found, f"orch score{anew}"), as_json=as_json)

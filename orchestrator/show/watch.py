@@ -38,14 +38,14 @@ from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
 from orchestrator.values.run import LIVE
 
-LOOK_EVERY_S = 2.0
+_LOOK_EVERY_S = 2.0
 # Looking takes at most this share of a processor, however many steps there are.
 _MOST_BUSY = 0.1
 _PARTS = ("head", "figures", "hosts", "steps", "time", "memory")
 
 
 @dataclass(frozen=True)
-class WatchedRun:
+class _WatchedRun:
     """A run as it stands; or only what keeps it from being read."""
 
     key: str
@@ -76,15 +76,15 @@ class Watch:
             found |= {record.path: record for record in named}
         return list(found.values())
 
-    def look(self) -> list[WatchedRun]:
+    def look(self) -> list[_WatchedRun]:
         return [self._look_at(journal) for journal in self.journals()]
 
-    def _look_at(self, journal: Journal) -> WatchedRun:
+    def _look_at(self, journal: Journal) -> _WatchedRun:
         reader = self._readers.setdefault(journal.path, RunReader(journal))
         try:
             reading = reader.read()
             run = reading.run
-            return WatchedRun(
+            return _WatchedRun(
                 key=journal.key,
                 reading=reading,
                 plan=journal.current_plan(run),
@@ -92,7 +92,7 @@ class Watch:
                 proof=proof_of(journal)[0],
             )
         except OrchError as error:  # removed, damaged, or a mount that comes back
-            return WatchedRun(key=journal.key, problem=str(error))
+            return _WatchedRun(key=journal.key, problem=str(error))
 
 
 class _WatchedPage:
@@ -101,8 +101,8 @@ class _WatchedPage:
     def __init__(self, watch: Watch) -> None:
         self._watch, self._lock = watch, threading.Lock()
         self._parts: dict[str, tuple[int, str]] = {}
-        self._looks, self._again_at_s, self._wait_s = 0, 0.0, LOOK_EVERY_S
-        self._runs: list[WatchedRun] = []
+        self._looks, self._again_at_s, self._wait_s = 0, 0.0, _LOOK_EVERY_S
+        self._runs: list[_WatchedRun] = []
 
     def whole(self) -> str:
         with self._lock:
@@ -145,11 +145,11 @@ class _WatchedPage:
                 if self._parts.get(part, (0, None))[1] != html:
                     self._parts[part] = (self._looks, html)
         now_s = time.monotonic()
-        self._wait_s = max(LOOK_EVERY_S, (now_s - began_s) / _MOST_BUSY)
+        self._wait_s = max(_LOOK_EVERY_S, (now_s - began_s) / _MOST_BUSY)
         self._again_at_s = now_s + 0.9 * self._wait_s
 
 
-def _parts_of(run: WatchedRun, number: int) -> Iterator[tuple[str, str]]:
+def _parts_of(run: _WatchedRun, number: int) -> Iterator[tuple[str, str]]:
     reading, values = run.reading, dict[str, object](problem=run.problem, number=number)
     if reading:
         values |= {
@@ -288,10 +288,10 @@ def show_top(runs: Sequence[str], storage: Path) -> None:
     """Show runs on a terminal until q or Ctrl-C; elsewhere once."""
     watch = Watch(runs, storage)
     following = run_command("report", runs[0], storage, *runs[1:], "--watch")
-    keep_showing(lambda: _top_screen(watch.look(), following), LOOK_EVERY_S)
+    keep_showing(lambda: _top_screen(watch.look(), following), _LOOK_EVERY_S)
 
 
-def _top_screen(runs: Sequence[WatchedRun], following: str) -> ui.Screen:
+def _top_screen(runs: Sequence[_WatchedRun], following: str) -> ui.Screen:
     """Return all runs, one below the other: one in full, of several the main figures."""
     blocks = list[Sequence[ui.Part]]()
     for run in runs:
