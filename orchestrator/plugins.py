@@ -5,7 +5,6 @@ in an installed package, or `package.module:attribute` (for a trainer, a module)
 import json
 import re
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from importlib import metadata
 from importlib.machinery import PathFinder
@@ -16,15 +15,17 @@ from typing import Any
 
 from orchestrator.errors import MissingExtra, SpecError, UnknownName
 
-_TRAINERS = {"llama": "trainers.llama", "mlp": "trainers.mlp"}
-BACKENDS = {
-    "ray": "orchestrator.launch.ray.backend:RayBackend",
-    "hosts": "orchestrator.launch.hosts.backend:HostsBackend",
-}
-TRACKERS = {
-    "mlflow": "orchestrator.tracking.mlflow:MLflowTracker",
-    "lines": "orchestrator.tracking.lines:LinesTracker",
-    "wandb": "orchestrator.tracking.wandb:WandbTracker",
+_BUILT_IN = {
+    "trainer": {"llama": "trainers.llama", "mlp": "trainers.mlp"},
+    "backend": {
+        "ray": "orchestrator.launch.ray.backend:RayBackend",
+        "hosts": "orchestrator.launch.hosts.backend:HostsBackend",
+    },
+    "tracker": {
+        "mlflow": "orchestrator.tracking.mlflow:MLflowTracker",
+        "lines": "orchestrator.tracking.lines:LinesTracker",
+        "wandb": "orchestrator.tracking.wandb:WandbTracker",
+    },
 }
 # A module with one of these lines is a trainer: it need not be part of a package.
 _PROGRAM = re.compile(
@@ -34,26 +35,18 @@ _PROGRAM = re.compile(
 
 def trainer_entry_point(name: str) -> EntryPoint:
     """Return the entry point of a trainer. It is not imported, because planning needs no JAX."""
-    return _find("trainer", name, _TRAINERS)
+    return entry_point("trainer", name)
 
 
-def backend_entry_point(name: str) -> EntryPoint:
-    return _find("backend", name, BACKENDS)
-
-
-def tracker_entry_point(name: str) -> EntryPoint:
-    return _find("tracker", name, TRACKERS)
-
-
-def load(kind: str, name: str, built_in: Mapping[str, str]) -> Any:
+def load(kind: str, name: str) -> Any:
     try:
-        return _find(kind, name, built_in).load()
+        return entry_point(kind, name).load()
     except (ImportError, AttributeError) as error:
         raise SpecError(f"{kind} {name!r} cannot be imported: {error}") from error
 
 
-def _find(kind: str, name: str, built_in: Mapping[str, str]) -> EntryPoint:
-    group = f"orch.{kind}s"
+def entry_point(kind: str, name: str) -> EntryPoint:
+    group, built_in = f"orch.{kind}s", _BUILT_IN[kind]
     if name in built_in:  # a search through installed packages would slow every plan
         return EntryPoint(name, built_in[name], group)
     # No package can take the name of a built-in one.

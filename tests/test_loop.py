@@ -268,7 +268,7 @@ def assignment_of(folder: Path, steps: int, emit: Callable[[Step], None]) -> Ass
     )
 
 
-@pytest.mark.parametrize("name", but_slow(plugins._TRAINERS, ["llama"]))
+@pytest.mark.parametrize("name", but_slow(plugins._BUILT_IN["trainer"], ["llama"]))
 def test_every_trainer_is_trained_and_continued(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from trainers.contract import METRICS, Program, build, load, place
 from trainers.mesh import abstract_mesh_of
 
 IN_EVERY_PLAN = [axis for axis in AXES if axis not in OPTIONAL_AXES]
-TRAINERS = [*plugins._TRAINERS]
+TRAINERS = [*plugins._BUILT_IN["trainer"]]
 # Each axis at one or two. Axes alone and all together are quick enough for always.
 MIXTURES = [
     pytest.param(

@@ -268,5 +268,5 @@ class Backend(Protocol):
 
 
 def find_backend(name: str) -> Backend:
-    backend: Backend = plugins.load("backend", name, plugins.BACKENDS)()
+    backend: Backend = plugins.load("backend", name)()
     return backend

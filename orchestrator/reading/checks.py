@@ -25,11 +25,7 @@ _WITHOUT_LATENT = {
     "global_kv_heads": None, "global_rotary_share": None, "learned_positions": None,
     "keys_as_values": False, "value_norm": False,
 }  # fmt: skip  # and its values
-_PLUGINS = (
-    ("run.trainer", "trainer", plugins.trainer_entry_point),
-    ("cluster.backend", "backend", plugins.backend_entry_point),
-    ("tracking.tracker", "tracker", plugins.tracker_entry_point),
-)
+_PLUGINS = {"run.trainer": "trainer", "cluster.backend": "backend", "tracking.tracker": "tracker"}
 _EXAMPLE_BUCKET = "for example gs://my-bucket/runs"
 _NO_BUCKET = (
     "no-such-bucket",
@@ -49,11 +45,11 @@ _PATH_UNUSED = (
 
 
 def check(spec: SpecInstance) -> None:
-    for key, kind, find in _PLUGINS:
+    for key, kind in _PLUGINS.items():
         name = spec[key]
         try:
             if name is not None:
-                find(name)
+                plugins.entry_point(kind, name)
         except UnknownName as error:
             known = ", ".join(error.known)
             own = f"a class of your own: my_package.my_module:My{kind.title()}"

@@ -55,7 +55,7 @@ class Tracker(Protocol):
 
 
 def find_tracker(name: str) -> Tracker:
-    tracker: Tracker = plugins.load("tracker", name, plugins.TRACKERS)()
+    tracker: Tracker = plugins.load("tracker", name)()
     return tracker
 
 
