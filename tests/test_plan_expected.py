@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from orchestrator import catalog
 from orchestrator.catalog.published import Range
 from orchestrator.errors import OrchError
-from orchestrator.evidence.score.evaluate import _published
+from orchestrator.evidence.score.evaluate import DENSE, published_samples
 from orchestrator.evidence.score.learn import _OF_COLLECTIVES, _is_reference
 from orchestrator.network.rematerialization import POLICIES
 from orchestrator.planning.expected import (
     _APART_S,
     _BELOW_ALONE,
     AXES,
-    _exposed_gathers_s,
     _own_step_parts,
     axis_values,
     expected_lines,
@@ -316,8 +315,8 @@ def test_links_that_are_slower_than_the_chip_show_in_full() -> None:
     assert known is not None
     work = step_work(layout, time_lines(layout))
     own_s = float(sum(_own_step_parts(work, known).values()))
-    little = _exposed_gathers_s(replace(work, gathers_s=own_s / 2, dcn_s=0.0), own_s, known)
-    much = _exposed_gathers_s(replace(work, gathers_s=9 * own_s, dcn_s=own_s), own_s, known)
+    little = step_parts(replace(work, gathers_s=own_s / 2, dcn_s=0.0), known)["exposed_gathers"]
+    much = step_parts(replace(work, gathers_s=9 * own_s, dcn_s=own_s), known)["exposed_gathers"]
     assert float(little) == pytest.approx(known.exposed_gathers.value * own_s / 2)
     assert float(much) == pytest.approx(8 * own_s)
 
@@ -433,7 +432,7 @@ def test_an_interval_covers_a_run_with_as_many_slices_and_one_microbatch(remat: 
 
 def test_no_published_run_is_an_extrapolation() -> None:
     """The ranges are those of the runs. How collectives hide is known from the reference alone."""
-    samples, _ = _published()
+    samples, _ = published_samples(*DENSE)
     for sample in samples:
         known = catalog.efficiency(sample.run.chip)
         assert known is not None

@@ -7,8 +7,9 @@ import pytest
 
 from orchestrator.catalog.published import REFERENCE
 from orchestrator.evidence.score.evaluate import (
-    _published,
-    _published_others,
+    DENSE,
+    OTHERS,
+    published_samples,
     with_catalog_constants,
 )
 from orchestrator.evidence.score.learn import _is_reference
@@ -148,7 +149,11 @@ def test_no_shipped_spec_contradicts_a_published_run() -> None:
     """The MFU of a steady MaxText run of the same model, length and type on that kind of chip is in
     the interval of the spec's plan; where the run makes all of its activations again, of that plan.
     """
-    samples = [*_published()[0], *_published_others()[0], *scorable(read(UNSEEN))[0]]
+    samples = [
+        *published_samples(*DENSE)[0],
+        *published_samples(*OTHERS)[0],
+        *scorable(read(UNSEEN))[0],
+    ]
     compared = 0
     for path in TRAINING_SPECS:
         spec = load(path)

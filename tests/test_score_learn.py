@@ -11,24 +11,23 @@ import pytest
 from orchestrator import catalog
 from orchestrator.catalog.chips import FOLDER
 from orchestrator.catalog.published import _LEARNED
-from orchestrator.evidence.score.evaluate import _published
+from orchestrator.evidence.score.evaluate import DENSE, published_samples
 from orchestrator.evidence.score.learn import (
     _Constants,
     _fit,
     _unit_of,
-    _weighted_quantile,
     learn,
 )
 from orchestrator.evidence.score.published_runs import MIXTURES, OTHER_SOFTWARE, QUANTIZED, read
-from orchestrator.evidence.score.samples import Sample
-from orchestrator.planning.expected import _exposed_gathers_s, _own_step_parts, skew_share
+from orchestrator.evidence.score.samples import Sample, weighted_quantile
+from orchestrator.planning.expected import _own_step_parts, skew_share, step_parts
 from tests.bench import score_table
 from tests.score_rows import ROWS
 
 
 @pytest.fixture(scope="module")
 def samples() -> list[Sample]:
-    return _published()[0]
+    return published_samples(*DENSE)[0]
 
 
 def test_the_catalog_keeps_what_is_learned(samples: list[Sample]) -> None:
@@ -102,9 +101,9 @@ def test_one_run_says_little(samples: list[Sample]) -> None:
 
 def test_a_quantile_weighs() -> None:
     """Half of the weight lies on either side of the middle value, whatever the count."""
-    assert _weighted_quantile([(1.0, 1.0), (2.0, 1.0), (3.0, 1.0)], 0.5) == 2.0
+    assert weighted_quantile([(1.0, 1.0), (2.0, 1.0), (3.0, 1.0)], 0.5) == 2.0
     many = [(1.0, 0.1)] * 10 + [(2.0, 1.0), (3.0, 1.0)]
-    assert _weighted_quantile(many, 0.5) == pytest.approx(2.0, abs=0.3)
+    assert weighted_quantile(many, 0.5) == pytest.approx(2.0, abs=0.3)
 
 
 def test_the_rows_are_linear_in_what_is_learned(samples: list[Sample]) -> None:
@@ -119,7 +118,7 @@ def test_the_rows_are_linear_in_what_is_learned(samples: list[Sample]) -> None:
         short = sample.run.id in {"ax_v5e_7b_4x", "ax_v5e_7b_v2_4x", "ax_v6e_70b_4x",
                                   "tp_v6e4_8b_2slices"}  # fmt: skip
         assert sample.run.slices == 1 or short or skew_share(work, own_s) == 1
-        shown = _exposed_gathers_s(work, own_s, known)
+        shown = step_parts(work, known)["exposed_gathers"]
         links_s = work.gathers_s + work.dcn_s
         assert shown == pytest.approx(known.exposed_gathers.value * links_s)
 

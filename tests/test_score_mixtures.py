@@ -8,8 +8,9 @@ import pytest
 from orchestrator import catalog
 from orchestrator.catalog.published import UNKNOWN_TYPE
 from orchestrator.evidence.score.evaluate import (
-    _published,
-    _published_others,
+    DENSE,
+    OTHERS,
+    published_samples,
     with_catalog_constants,
 )
 from orchestrator.evidence.score.learn import learn
@@ -43,14 +44,16 @@ def test_the_default_score_has_mixtures_apart() -> None:
     found = {row.id for row in score.rows if row.mixture}
     assert found == {row.id for row in with_catalog_constants(MIXTURES).rows}
     assert score.dense.rows == score.summary.rows - 15 - score.quantized.rows
-    assert not ROWS.keys() & {sample.run.id for sample in _published()[0]}
-    assert not any(sample.run.model.moe for sample in _published()[0])  # nothing learned from them
+    assert not ROWS.keys() & {sample.run.id for sample in published_samples(*DENSE)[0]}
+    assert not any(
+        sample.run.model.moe for sample in published_samples(*DENSE)[0]
+    )  # nothing learned from them
 
 
 def test_mixtures_decide_about_nothing_that_dense_rows_show() -> None:
     """The constants that they share are the same to the last digit with mixtures and without."""
-    dense = [sample for sample in _published()[0] if sample.run.chip in {"v5p", "v6e"}]
-    mixtures = [s for s in _published_others()[0] if s.run.chip in {"v5p", "v6e"}]
+    dense = [sample for sample in published_samples(*DENSE)[0] if sample.run.chip in {"v5p", "v6e"}]
+    mixtures = [s for s in published_samples(*OTHERS)[0] if s.run.chip in {"v5p", "v6e"}]
     alone, together = learn(dense), learn([*dense, *mixtures])
     assert alone.matmul == together.matmul
     new = {"row_move_s", "bias_row_s", "mask_products"}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator import catalog
-from orchestrator.evidence.score.evaluate import _published
+from orchestrator.evidence.score.evaluate import DENSE, published_samples
 from orchestrator.evidence.score.published_runs import (
     OTHER_SOFTWARE,
     PUBLISHED,
@@ -31,7 +31,7 @@ from tests.score_rows import LLAMA, ROWS, UNSEEN, write_rows
 
 @pytest.fixture(scope="module")
 def samples() -> list[Sample]:
-    return _published()[0]
+    return published_samples(*DENSE)[0]
 
 
 @pytest.mark.parametrize("name", [n for n in ROWS if "derived_step_s" in ROWS[n]["notes"]])
@@ -48,7 +48,7 @@ def test_rows_that_state_both_count_the_flops_of_their_columns(samples: list[Sam
     """Gemma 3 with its windows, Gemma 4 with its wider heads: the columns and notes suffice."""
     kept = {sample.run.id for sample in samples}
     assert {"tr_v6e_gemma3-12b_1x_256_20251018", "tr_iron_gemma4-31b_64_bf16_8192"} <= kept
-    left_out = {row.id: row.reason for row in _published()[1]}
+    left_out = {row.id: row.reason for row in published_samples(*DENSE)[1]}
     assert left_out.keys() == {"tr_iron_gemma4-2b_64_bf16_8192", "marin_v5p64_1_2b_gated"}
     assert "10.3 GFLOP a token" in left_out["tr_iron_gemma4-2b_64_bf16_8192"]
     assert "Muon" in left_out["marin_v5p64_1_2b_gated"]

@@ -15,7 +15,6 @@ from orchestrator import journal, tracking
 from orchestrator.cli import orch as command
 from orchestrator.cli.endings import as_typed
 from orchestrator.errors import SpecError
-from orchestrator.evidence.report import _reference
 from orchestrator.evidence.studies import _explain_gaps, _make_scaling_report, read_trial_runs
 from orchestrator.formatting import percent
 from orchestrator.journal.listing import StudyRequest
@@ -63,7 +62,7 @@ def test_measured_efficiency_is_relative_to_the_smallest_trial(tmp_path: Path) -
 
 
 def test_predicted_efficiency_is_relative_to_the_smallest_measured_trial(tmp_path: Path) -> None:
-    report = scaling_report(tmp_path, lambda plan, _: _reference(plan)[1] * 3)
+    report = scaling_report(tmp_path, lambda plan, _: plan.forecast.step_s.likeliest * 3)
     _, rows = study_screens.scaling_table(report)
     for pods, one, row in zip((1, 2, 4), report.trials, rows, strict=True):
         assert one.predicted
@@ -77,7 +76,7 @@ def test_predicted_efficiency_is_relative_to_the_smallest_measured_trial(tmp_pat
 def test_the_line_that_explains_the_gaps_is_named(tmp_path: Path) -> None:
 
     def slowed(plan: Plan, _: int) -> float:
-        return _reference(plan)[1] + 4 * waited_s(plan)
+        return plan.forecast.step_s.likeliest + 4 * waited_s(plan)
 
     report = scaling_report(tmp_path, slowed)
     first = report.explanations[0]

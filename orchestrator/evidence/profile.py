@@ -10,11 +10,11 @@ from statistics import fmean
 import msgspec
 
 from orchestrator.errors import JournalUnreadable
-from orchestrator.formatting import percent, seconds
+from orchestrator.formatting import fill, percent
 from orchestrator.journal import files
 from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.steps import StepTable
-from orchestrator.notes import sentence
+from orchestrator.notes import sentence, sentences
 from orchestrator.storage.addresses import address
 from orchestrator.values import codec
 from orchestrator.values.plan import LineKind, Plan
@@ -139,7 +139,7 @@ def make_profile(
     is_compared = not run.rehearsal or plan.chip_profile is not None
     lines = _lines(ranks, predicted, proof, None if run.rehearsal else plan)
     step_s = fmean(each.step_s for each in ranks)
-    notes = [unread(why=problem) for problem in problems]
+    notes = [ProfileNote(code="unread", figures={"why": problem}) for problem in problems]
     notes += _notes(ranks, step_s, steps)
     for line in lines:
         if line.slowest_rank is not None:
@@ -224,27 +224,36 @@ def _notes(
 ) -> list[ProfileNote]:
     notes = []
     if any(each.names == "trace" for each in ranks):
-        notes.append(by_names())
+        notes.append(ProfileNote(code="by_names", figures={}))
     elif (named := min(each.named for each in ranks)) < _FEW_NAMED:
         notes.append(few_names(named=named))
     note = ranks[0].note
-    if (counted := min(each.steps for each in ranks)) < note.end_step - note.first_step:
-        notes.append(steps_cut(steps=counted, asked=note.end_step - note.first_step))
+    asked, counted = note.end_step - note.first_step, min(each.steps for each in ranks)
+    if counted < asked:
+        notes.append(ProfileNote(code="steps_cut", figures={"steps": counted, "asked": asked}))
     if steps is not None:
         inside = (steps.index >= note.first_step) & (steps.index < note.end_step)
         if inside.any():
             loop_s = float(steps.step_s[inside].mean())
             if not 1 / _JUMPED < step_s / loop_s < _JUMPED:
-                notes.append(clock_jumped(trace_s=step_s, loop_s=loop_s))
+                figures = {"trace_s": step_s, "loop_s": loop_s}
+                notes.append(ProfileNote(code="clock_jumped", figures={**figures}))
     return notes
 
 
-@sentence(ProfileNote)
-def by_names() -> str:
-    return (
+_TEXTS = {
+    "unread": "a trace was left out: {why}",
+    "by_names": (
         "the compiled program is not next to the trace: lines are known only where the trace"
         " itself names them"
-    )
+    ),
+    "steps_cut": "the trace has {steps} whole steps of the {asked} that it was to have",
+    "clock_jumped": (
+        "a step takes {trace_s:seconds} by the clock of the trace and {loop_s:seconds} by the"
+        " training loop's: one of them jumped, or the trace has other work"
+    ),
+}
+sentences(ProfileNote, _TEXTS, fill)
 
 
 @sentence(ProfileNote)
@@ -253,23 +262,5 @@ def few_names(named: float) -> str:
 
 
 @sentence(ProfileNote)
-def steps_cut(steps: int, asked: int) -> str:
-    return f"the trace has {steps} whole steps of the {asked} that it was to have"
-
-
-@sentence(ProfileNote)
-def clock_jumped(trace_s: float, loop_s: float) -> str:
-    return (
-        f"a step takes {seconds(trace_s)} by the clock of the trace and {seconds(loop_s)} by the"
-        " training loop's: one of them jumped, or the trace has other work"
-    )
-
-
-@sentence(ProfileNote)
 def ranks_differ(line: str, rank: int) -> str:
     return f"rank {rank} computes {line.replace('_', ' ')} longer than the others"
-
-
-@sentence(ProfileNote)
-def unread(why: str) -> str:
-    return f"a trace was left out: {why}"

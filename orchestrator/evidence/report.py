@@ -210,11 +210,6 @@ def _compare_run(
     )
 
 
-def _reference(plan: Plan) -> tuple[PredictionKind, float]:
-    step_s = plan.forecast.step_s
-    return ("lower", step_s.lower) if step_s.expected is None else ("expected", step_s.expected)
-
-
 def _ratios(plan: Plan, measured: Measurement) -> tuple[values.Ratio, ...]:
     step_s = plan.forecast.step_s
     times: dict[PredictionKind, float | None] = {"lower": step_s.lower, "expected": step_s.expected}
@@ -228,8 +223,8 @@ def _ratios(plan: Plan, measured: Measurement) -> tuple[values.Ratio, ...]:
 
 
 def _gap(plan: Plan, measured: Measurement) -> values.Gap:
-    against, predicted_s = _reference(plan)
     forecast, device_s = plan.forecast, measured.device_s
+    predicted_s = forecast.step_s.likeliest
     usual_s, slow_s = device_times(measured)
     exposed: float | None = None
     suspects = list[values.Suspect]()
@@ -250,7 +245,7 @@ def _gap(plan: Plan, measured: Measurement) -> values.Gap:
             if name != "latency" and device_s > 0
         ]
     return values.Gap(
-        against=against,
+        against="lower" if forecast.step_s.expected is None else "expected",
         s=measured.mean_step_s - predicted_s,
         parts=(
             values.GapPart(name="devices", s=usual_s - predicted_s),

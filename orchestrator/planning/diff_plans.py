@@ -76,6 +76,17 @@ def diff_plans(specs: tuple[Spec, Spec], plans: tuple[Plan, Plan]) -> PlanDiff:
     staged = bool(first.stages or second.stages)
     whole = bool(first.stages) != bool(second.stages)
     figures = [_figures(plan, _TOTALS) if whole else _all_figures(plan) for plan in plans]
+    requested = []
+    for spec in specs:
+        # Equal limits on pods are one number, and stages are only counted for a whole run.
+        fields, pods = asdict(spec), spec.resources.pods
+        if whole:
+            fields["experiment"]["stages"] = len(spec.experiment.stages) or None
+        if pods.min == pods.max:
+            fields["resources"]["pods"] = pods.max
+        for section in _OF_FIRST_STAGE if whole or spec.experiment.stages else ():
+            del fields["experiment"][section]
+        requested.append(_flat({key: fields[key] for key in fields if key not in _UNPLANNED}))
     reference, other = (
         PlanReference(
             name=plan.name,
@@ -88,7 +99,7 @@ def diff_plans(specs: tuple[Spec, Spec], plans: tuple[Plan, Plan]) -> PlanDiff:
     return PlanDiff(
         schema=_SCHEMA,
         plans=(reference, other),
-        requested=_differing(*(_requested(spec, whole=whole) for spec in specs)),
+        requested=_differing(*requested),
         decided=() if whole else _differing(*map(_decided, plans)),
         memory=() if staged else _merged("bytes", *map(_memory, plans)),
         time=() if staged else _merged("s", *map(_time, plans)),
@@ -116,19 +127,6 @@ def _by_stage(plan: Plan, values_of: Callable[[Plan], dict[str, Any]]) -> dict[s
         for place, stage in enumerate(plan.stages)
         for key, value in values_of(stage).items()
     }
-
-
-def _requested(spec: Spec, *, whole: bool) -> dict[str, Any]:
-    """Return what a spec requests; equal limits on pods are one number, stages only counted."""
-    fields = asdict(spec)
-    if whole:
-        fields["experiment"]["stages"] = len(spec.experiment.stages) or None
-    pods = spec.resources.pods
-    if pods.min == pods.max:
-        fields["resources"]["pods"] = pods.max
-    for section in _OF_FIRST_STAGE if whole or spec.experiment.stages else ():
-        del fields["experiment"][section]
-    return _flat({key: fields[key] for key in fields if key not in _UNPLANNED})
 
 
 def _decided(plan: Plan) -> dict[str, Any]:

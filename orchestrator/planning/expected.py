@@ -45,8 +45,12 @@ def step_parts(work: steps.StepWork, efficiency: Efficiency) -> dict[LineKind, N
         work.reductions * efficiency.slice_wait_s.value + work.hops * efficiency.slice_hop_s.value
     )
     tensor_s = work.tensor_s * efficiency.exposed_tensor.value
+    # Of gathers of weights and scatters and reductions of gradients: a share in any case, and all
+    # that exceeds the device's own work on the slower network.
+    share_s = (work.gathers_s + work.dcn_s) * efficiency.exposed_gathers.value
+    exposed_s = np.maximum(share_s, np.maximum(work.gathers_s, work.dcn_s) - own_s)
     return own | {
-        "exposed_gathers": _exposed_gathers_s(work, own_s, efficiency),
+        "exposed_gathers": exposed_s,
         "exposed_tensor": tensor_s,
         "pipeline_bubble": work.bubble * (own_s + tensor_s),
         "serial_collectives": work.serial_s,
@@ -70,14 +74,6 @@ def _pace(work: steps.StepWork, efficiency: Efficiency) -> tuple[float, float, N
     """The shares of the peak that a pass reaches, and its seconds between the matmuls."""
     between_s = work.passes_s / steps.FORWARD_AND_BACKWARD
     return efficiency.matmul.value, efficiency.attention.value, between_s
-
-
-def _exposed_gathers_s(work: steps.StepWork, own_s: Number, efficiency: Efficiency) -> Number:
-    """Exposed seconds of gathers of weights and scatters and reductions of gradients: a share in
-    any case, and all that exceeds the device's own work on the slower network.
-    """
-    share_s = (work.gathers_s + work.dcn_s) * efficiency.exposed_gathers.value
-    return np.maximum(share_s, np.maximum(work.gathers_s, work.dcn_s) - own_s)
 
 
 def skew_share(work: steps.StepWork, own_s: Number) -> Number:

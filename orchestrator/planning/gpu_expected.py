@@ -135,35 +135,33 @@ def waits_for_host(chip: Chip) -> bool:
     return fast and chip.pod_chips.value <= SMALL_DOMAIN
 
 
-# The name of each part, and how it follows from the work and what is known.
+# The name of each part, and how it follows from the work and what is known, times `software`.
 _PARTS: dict[LineKind, tuple[str, str]] = {
     "matmul": (
         "matmuls",
-        "software * (linear_s / matmul + routed_s * mixtures / (matmul * routed) + wide_s / wide)",
+        "(linear_s / matmul + routed_s * mixtures / (matmul * routed) + wide_s / wide)",
     ),
-    "attention": ("attention", "software * attention_s / attention"),
-    "weight_traffic": ("weights and optimizer", "software * hbm_s"),
-    "elementwise": ("between matmuls", "software * (passes_s * passes + casts_s * casts)"),
+    "attention": ("attention", "attention_s / attention"),
+    "weight_traffic": ("weights and optimizer", "hbm_s"),
+    "elementwise": ("between matmuls", "(passes_s * passes + casts_s * casts)"),
     "row_moves": (
         "rows of experts",
-        "software * mixtures * (rows_s * rows + biases_s * biases + mixture_layers * mixture_s)",
+        "mixtures * (rows_s * rows + biases_s * biases + mixture_layers * mixture_s)",
     ),
     "expert_exchange": (
         "tokens to experts",
-        "software * (tokens_s * tokens * mixtures + tokens_out_s * tokens_out)",
+        "(tokens_s * tokens * mixtures + tokens_out_s * tokens_out)",
     ),
-    "exposed_tensor": (
-        "exposed tensor",
-        "software * (tensor_s * tensor + waits * wait_s + sends_s * sends)",
-    ),
-    "kv_gather": ("keys and values", "software * sequence_s * sequence"),
-    "layers": ("kernels of layers", "software * layers * layer_s"),
+    "exposed_tensor": ("exposed tensor", "(tensor_s * tensor + waits * wait_s + sends_s * sends)"),
+    "kv_gather": ("keys and values", "sequence_s * sequence"),
+    "layers": ("kernels of layers", "layers * layer_s"),
     "exposed_gathers": (
         "exposed weights and gradients",
-        "software * max(weights_s * weights, weights_s - hidden_s)",
+        "max(weights_s * weights, weights_s - hidden_s)",
     ),
-    "outside_layers": ("outside of layers", "software * step_s"),
+    "outside_layers": ("outside of layers", "step_s"),
 }
+_COMPILED = {kind: compile(formula, kind, "eval") for kind, (_, formula) in _PARTS.items()}
 
 
 def _inputs(work: GpuWork, known: GpuEfficiency, hidden_s: Number) -> dict[str, Number]:
@@ -187,31 +185,12 @@ def _inputs(work: GpuWork, known: GpuEfficiency, hidden_s: Number) -> dict[str, 
 
 def step_parts(work: GpuWork, known: GpuEfficiency) -> dict[LineKind, Number]:
     """Return the seconds of each part of a step, with what the software adds in its share."""
-    of = _inputs(work, known, 0.0)
-    own: dict[LineKind, Number] = {
-        "matmul": work.linear_s / known.matmul
-        + work.routed_s * known.mixtures / (known.matmul * of["routed"])
-        + work.wide_s / known.wide,
-        "attention": work.attention_s / known.attention,
-        "weight_traffic": work.hbm_s,
-        "elementwise": work.passes_s * of["passes"] + work.casts_s * of["casts"],
-        "row_moves": known.mixtures
-        * (
-            work.rows_s * of["rows"]
-            + work.biases_s * of["biases"]
-            + work.mixtures * of["mixture_s"]
-        ),
-        "expert_exchange": work.tokens_s * of["tokens"] * known.mixtures
-        + work.tokens_out_s * of["tokens_out"],
-        "exposed_tensor": work.tensor_s * of["tensor"]
-        + work.waits * of["wait_s"]
-        + work.sends_s * of["sends"],
-        "kv_gather": work.sequence_s * of["sequence"],
-        "layers": work.layers * of["layer_s"],
-    }
-    hidden_s = sum(own.values()) * work.overlapped
-    shown = np.maximum(work.weights_s * of["weights"], work.weights_s - hidden_s)
-    parts = own | {"exposed_gathers": shown, "outside_layers": of["step_s"]}
+    numbers = _inputs(work, known, 0.0) | {"max": np.maximum}
+    parts: dict[LineKind, Number] = {}
+    for kind, formula in _COMPILED.items():
+        if kind == "exposed_gathers":  # what the parts before it hide
+            numbers["hidden_s"] = sum(parts.values()) * work.overlapped
+        parts[kind] = eval(formula, {"__builtins__": {}}, numbers)
     return {kind: seconds * known.software for kind, seconds in parts.items()}
 
 
@@ -238,11 +217,12 @@ def expected_lines(
             name=_PARTS[kind][0],
             value=seconds,
             unit="s",
-            formula=_PARTS[kind][1],
-            inputs={n: numbers[n] for n in re.findall(r"[a-z_]+", _PARTS[kind][1]) if n != "max"},
+            formula=formula,
+            inputs={n: numbers[n] for n in re.findall(r"[a-z_]+", formula) if n != "max"},
             sources=(SOURCE,),
         )
         for kind, seconds in parts.items()
+        for formula in (f"software * {_PARTS[kind][1]}",)
         if seconds > 0
     ]
     if total_s < time.lower_s:

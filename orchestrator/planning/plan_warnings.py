@@ -146,7 +146,8 @@ def all_warnings(
     if step_s is not None and plan.batch.microbatches == 1:
         faster = accumulates_faster(request, result.candidates, step_s / tokens)
         if faster:
-            figures = {"microbatches": faster[0], "expected_s": faster[1] * tokens}
+            microbatches = int(result.candidates.microbatches[faster[0]])
+            figures = {"microbatches": microbatches, "expected_s": faster[1] * tokens}
             yield make_warning("accumulation_faster", **figures, step_s=step_s)
     yield from _program_warnings(plan, request)
     yield from _recipe_warnings(plan)

@@ -132,8 +132,7 @@ def _write_plan(
 ) -> values.Plan:
     choice = ranked.choice
     layout = search.layout_of_choice(request, choice)
-    experiment, pods = spec.experiment, request.pods
-    model, batch = experiment.model, experiment.batch
+    experiment, pods, model = spec.experiment, request.pods, spec.experiment.model
     axes, groups = _axes_and_groups(request, choice, layout)
     plan = values.Plan(
         schema=values.PLAN_SCHEMA,
@@ -150,7 +149,14 @@ def _write_plan(
         ),
         tokens=experiment.tokens,
         run_steps=spec.run.steps,
-        batch=_planned_batch(batch, layout),
+        batch=values.PlannedBatch(
+            sequences=layout.sequences,
+            length=layout.length,
+            tokens=layout.sequences * layout.length,
+            requested_sequences=experiment.batch.sequences,
+            sequences_per_replica=layout.sequences // int(layout.ways("batch")),
+            microbatches=layout.microbatches,
+        ),
         optimizer=experiment.optimizer,
         precision=experiment.precision,
         remat=choice.remat,
@@ -186,17 +192,6 @@ def _write_plan(
     )
     warnings = tuple(plan_warnings.all_warnings(plan, spec, request, result))
     return replace(plan, digest=values.plan_digest(plan), warnings=warnings)
-
-
-def _planned_batch(requested: Batch, layout: Training) -> values.PlannedBatch:
-    return values.PlannedBatch(
-        sequences=layout.sequences,
-        length=layout.length,
-        tokens=layout.sequences * layout.length,
-        requested_sequences=requested.sequences,
-        sequences_per_replica=layout.sequences // int(layout.ways("batch")),
-        microbatches=layout.microbatches,
-    )
 
 
 def _planned_pipeline(layout: Training) -> values.PlannedPipeline | None:

@@ -74,10 +74,10 @@ def ranked_choices(request: SearchRequest, candidates: Candidates, most: int) ->
         remaining &= ~same_kind(rows[-1])
     if len(rows) > 1:
         [s_per_token] = expected_s_of(layout_of_rows(request, candidates, np.array(rows[:1])))
-        faster = _accumulating_row(request, candidates, float(s_per_token))
+        faster = accumulates_faster(request, candidates, float(s_per_token))
         shown = candidates.microbatches[rows]
-        if faster is not None and shown[0] == 1 and candidates.microbatches[faster] not in shown:
-            rows[-1] = faster
+        if faster and shown[0] == 1 and candidates.microbatches[faster[0]] not in shown:
+            rows[-1] = faster[0]
     # Costs within the spread of the forecast are alike.
     efficiency = catalog.efficiency(request.chip.name)
     factor = exp(efficiency.spread.value) if efficiency else 1 + TIE
@@ -156,19 +156,9 @@ def expected_s_of(layout: Training) -> Floats:
 def accumulates_faster(
     request: SearchRequest, candidates: Candidates, s_per_token: float
 ) -> tuple[int, float] | None:
-    """Return the microbatches expected to be faster than a plan, and seconds per token; or None."""
-    row = _accumulating_row(request, candidates, s_per_token)
-    if row is None:
-        return None
-    [expected] = expected_s_of(layout_of_rows(request, candidates, np.array([row])))
-    return int(candidates.microbatches[row]), float(expected)
-
-
-def _accumulating_row(
-    request: SearchRequest, candidates: Candidates, s_per_token: float
-) -> int | None:
     """Return the row that accumulates gradients and is expected to be faster by more than the
-    forecast knows: it waits for other slices once per step, which the rule does not count.
+    forecast knows, and its seconds per token: it waits for other slices once per step, which the
+    rule does not count.
     """
     efficiency = catalog.efficiency(request.chip.name)
     if request.pods == 1 or efficiency is None or not len(candidates):
@@ -180,8 +170,9 @@ def _accumulating_row(
     expected = expected_s_of(layout_of_rows(request, candidates, rows))
     best = int(expected.argmin())
     known = exp(efficiency.reference_spread.value)
-    faster = float(expected[best]) * known < s_per_token
-    return int(rows[best]) if faster and numbers[best] > 1 else None
+    if numbers[best] == 1 or float(expected[best]) * known >= s_per_token:
+        return None
+    return int(rows[best]), float(expected[best])
 
 
 # `waits`: it accumulates gradients to wait less, and the ranking counts only work. `offload`: it

@@ -12,13 +12,13 @@ from statistics import median
 from orchestrator.catalog.chips import FOLDER
 from orchestrator.catalog.published import _LEARNED, OTHER, REFERENCE
 from orchestrator.evidence.score.evaluate import (
+    DENSE,
+    OTHERS,
     _HeldOut,
-    _published,
-    _published_others,
     _software_summaries,
     cross_validated,
     dense_rows,
-    summary,
+    published_samples,
     with_catalog_constants,
 )
 from orchestrator.evidence.score.learn import _Constants, _dense_of, learn
@@ -29,6 +29,7 @@ from orchestrator.evidence.score.samples import (
     Score,
     SoftwareSummary,
     Summary,
+    summary,
 )
 from orchestrator.formatting import seconds, signed_percent
 from orchestrator.planning import flops
@@ -55,7 +56,7 @@ HEAD = """\
 
 def learned() -> str:
     """The text of the catalog's file of constants."""
-    samples = [*_published()[0], *_published_others()[0]]
+    samples = [*published_samples(*DENSE)[0], *published_samples(*OTHERS)[0]]
     return text_of(samples, learn(samples))
 
 
@@ -243,7 +244,7 @@ def markdown_row(name: str, summary: Summary) -> tuple[str, ...]:
 
 
 def worst_of_small(scored: Score) -> float:
-    samples, _ = _published()
+    samples, _ = published_samples(*DENSE)
     small = {s.run.id for s in samples if flops.parameters(s.run.model) < SMALL_PARAMETERS}
     return max(abs(row.error) for row in scored.rows if row.id in small)
 

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
+from itertools import starmap
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,11 +23,10 @@ from orchestrator.evidence.score.published_runs import (
     SkippedRow,
     read,
 )
-from orchestrator.evidence.score.samples import Sample, Score, ScoredRow, Summary
+from orchestrator.evidence.score.samples import Sample, Score, ScoredRow, summary
 from orchestrator.formatting import DAY_S
 from orchestrator.goodput.losses import Rhythm, with_causes
 from orchestrator.network.mesh_axes import DCN_AXES
-from orchestrator.planning.torus import Floats
 from orchestrator.values.goodput import Uncertain, heartbeat_interval_s, poll_interval_s, settling_s
 
 _HeldOut = Literal["document", "group", "software"]
@@ -39,21 +39,21 @@ _HELD_OUT: dict[_HeldOut, tuple[learn.Key, str]] = {
 _Runs = tuple[list[Sample], list[SkippedRow]]
 
 
-@cache
-def _published() -> _Runs:
-    """Return the project's own files of dense models in the types of activations."""
-    return samples.samples([*read(PUBLISHED), *read(OTHER_SOFTWARE)])
+# The project's own files: of dense models in the types of activations, and of mixtures of experts
+# and products in int8 and fp8.
+DENSE, OTHERS = (PUBLISHED, OTHER_SOFTWARE), (MIXTURES, QUANTIZED)
 
 
 @cache
-def _published_others() -> _Runs:
-    """Return the project's files of mixtures of experts, and of products in int8 and fp8."""
-    return samples.samples([*read(MIXTURES), *read(QUANTIZED)])
+def published_samples(*files: Path) -> _Runs:
+    return samples.samples(row for file in files for row in read(file))
 
 
 def _runs_of(path: Path | None, reason: str, is_known: Callable[[str], object]) -> _Runs:
     """Return the runs of a file or of the project; `reason` is why unknown chips are skipped."""
-    files = [samples.samples(read(path))] if path else [_published(), _published_others()]
+    files = (
+        [samples.samples(read(path))] if path else list(starmap(published_samples, (DENSE, OTHERS)))
+    )
     usable, skipped = [], [row for _, left_out in files for row in left_out]
     for sample in (sample for scorable, _ in files for sample in scorable):
         if is_known(sample.run.chip):
@@ -68,7 +68,7 @@ def with_catalog_constants(path: Path | None = None) -> Score:
     """Score every row of a file by the catalog's constants. The baseline knows the same rows."""
     reason = "no run of {chip} was learned from: `expected` is unknown"
     scorable, skipped = _runs_of(path, reason, catalog.efficiency)
-    baseline_s = learn.baseline(_published()[0])
+    baseline_s = learn.baseline(published_samples(*DENSE)[0])
     rows = []
     for sample in scorable:
         efficiency = catalog.efficiency(sample.run.chip, sample.run.compute)
@@ -100,8 +100,7 @@ def cross_validated(hold_out: _HeldOut, path: Path | None = None) -> Score:
 
 def _scored(sample: Sample, efficiency: Efficiency, baseline_s: float) -> ScoredRow:
     expected = sample.expected_s(efficiency)
-    low, high = sample.interval(efficiency)
-    software = sample.run.software
+    ends, software = sample.interval(efficiency), sample.run.software
     return ScoredRow(
         id=sample.run.id,
         group=sample.run.group,
@@ -113,15 +112,7 @@ def _scored(sample: Sample, efficiency: Efficiency, baseline_s: float) -> Scored
         mixture=sample.run.model.moe is not None,
         compute=sample.run.compute,
         slices=sample.run.slices,
-        measured_step_s=sample.measured_s,
-        expected_step_s=expected,
-        low_step_s=low,
-        high_step_s=high,
-        lower_step_s=sample.lower_s,
-        baseline_step_s=baseline_s,
-        error=expected / sample.measured_s - 1,
-        inside_interval=low <= sample.measured_s <= high,
-        below_lower_bound=sample.measured_s < sample.lower_s,
+        **samples.step_figures(sample.measured_s, expected, ends, sample.lower_s, baseline_s),
     )
 
 
@@ -155,6 +146,7 @@ def _score_of(
         retention=tuple(retention),
         software=tuple(_software_summaries(rows)),
         summary=summary(rows, len(skipped)),
+        # Dense models whose products are in the type of activations.
         dense=summary(dense_rows(rows), 0),
         mixtures=summary([row for row in rows if row.mixture], 0),
         quantized=summary(
@@ -164,7 +156,6 @@ def _score_of(
 
 
 def dense_rows(rows: Iterable[ScoredRow]) -> list[ScoredRow]:
-    """Return the rows of dense models whose products are in the type of activations."""
     return [row for row in rows if not (row.mixture or row.compute in published.NARROW)]
 
 
@@ -180,37 +171,11 @@ def _software_summaries(rows: list[ScoredRow]) -> list[samples.SoftwareSummary]:
                 rows=count,
                 median_error=float(np.median(errors)),
                 median_abs_error=float(np.median(abs(errors))),
-                p90_abs_error=float(_p90(abs(errors))),
+                p90_abs_error=float(np.quantile(abs(errors), 0.9)),
                 inside_interval=sum(row.inside_interval for row in own) / count,
             )
         )
     return found
-
-
-def summary(rows: list[ScoredRow], skipped: int) -> Summary:
-    """Return the figures for all rows; None without rows."""
-    errors = np.abs([row.error for row in rows])
-    baseline_errors = np.abs([row.baseline_step_s / row.measured_step_s - 1 for row in rows])
-
-    def figure(statistic: Callable[[Floats], Any], values: Floats) -> float | None:
-        return float(statistic(values)) if len(rows) else None
-
-    return Summary(
-        rows=len(rows),
-        left_out=skipped,
-        median_abs_error=figure(np.median, errors),
-        mean_abs_error=figure(np.mean, errors),
-        p90_abs_error=figure(_p90, errors),
-        worst_abs_error=figure(np.max, errors),
-        inside_interval=figure(np.mean, np.array([float(row.inside_interval) for row in rows])),
-        below_lower_bound=sum(row.below_lower_bound for row in rows),
-        baseline_median_abs_error=figure(np.median, baseline_errors),
-        baseline_p90_abs_error=figure(_p90, baseline_errors),
-    )
-
-
-def _p90(values: Floats) -> Any:
-    return np.quantile(values, 0.9)
 
 
 def goodput_scores() -> tuple[samples.GoodputScore, ...]:

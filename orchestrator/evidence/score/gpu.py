@@ -27,7 +27,14 @@ from orchestrator.catalog.published import (
 from orchestrator.errors import SpecError
 from orchestrator.evidence.score.gpu_runs import GPU_RUNS, GpuRun, gpu_runs, read
 from orchestrator.evidence.score.published_runs import SkippedRow
-from orchestrator.evidence.score.samples import Retention, Summary
+from orchestrator.evidence.score.samples import (
+    Retention,
+    ScoredStep,
+    Summary,
+    step_figures,
+    summary,
+    weighted_quantile,
+)
 from orchestrator.planning.gpu_expected import GpuWork, interval, step_parts
 from orchestrator.planning.torus import Floats
 from orchestrator.plugins import require
@@ -79,17 +86,10 @@ def _arrays(runs: list[GpuRun]) -> GpuWork:
     return GpuWork(**{n: np.array([float(getattr(run.work, n)) for run in runs]) for n in names})
 
 
-def _capability(run: GpuRun) -> str:
-    target = catalog.chip(run.chip).xla_gpu
-    assert target is not None
-    found = target.compute_capability.rstrip("af")
-    return f"{found} old" if run.old_kernel and f"{found} old" in _ATTENTION else found
-
-
-def _weights(runs: list[GpuRun]) -> Floats:
-    """Return the weight of each run: editions of a job count once."""
-    editions = Counter(run.job for run in runs)
-    return np.array([1 / editions[run.job] for run in runs])
+def _weights(jobs: list[str]) -> Floats:
+    """Return the weight of each run by its job, whose editions count once."""
+    editions = Counter(jobs)
+    return np.array([1 / editions[job] for job in jobs])
 
 
 def _priors(runs: list[GpuRun]) -> dict[str, _Prior]:
@@ -149,10 +149,15 @@ def fit(runs: list[GpuRun]) -> GpuConstants:
 
 def _places(run: GpuRun) -> dict[str, str]:
     """Return the constants of a run by what they belong to."""
+    target = catalog.chip(run.chip).xla_gpu
+    assert target is not None
+    capability = target.compute_capability.rstrip("af")
+    if run.old_kernel and f"{capability} old" in _ATTENTION:
+        capability += " old"
     return {
         "chip": run.chip,
         "kind": f"{run.chip}-{run.type}",
-        "attention": _capability(run),
+        "attention": capability,
         "software": run.software,
     }
 
@@ -190,7 +195,7 @@ def _solve(
     months = np.array([latest if run.months is None else run.months for run in runs])
     large = np.array([catalog.chip(run.chip).pod_chips.value > SMALL_DOMAIN for run in runs])
     work, measured = _arrays(runs), np.log([run.measured_s for run in runs])
-    weights = np.sqrt(_weights(runs))
+    weights = np.sqrt(_weights([run.job for run in runs]))
 
     def residuals(values: Floats) -> Floats:
         every[where] = values
@@ -237,28 +242,15 @@ by_software: Key = attrgetter("software")
 _Stray = tuple[str, str, float, float]  # its key, what was priced, a logarithm, a weight
 
 
-class GpuScoredRow(Value):
-    """One run, measured and expected. `error` is expected over measured, less one. Editions of one
-    `job` count once in totals. `baseline_step_s` follows from one MFU for each chip and type.
+class GpuScoredRow(ScoredStep):
+    """Editions of one `job` count once in totals. `baseline_step_s` follows from one MFU for each
+    chip and type.
     """
 
-    id: str
     job: str
-    chip: str
-    software: str
     precision: str
-    mixture: bool
     devices: int
     nodes: int
-    measured_step_s: float
-    expected_step_s: float
-    low_step_s: float
-    high_step_s: float
-    lower_step_s: float
-    baseline_step_s: float
-    error: float
-    inside_interval: bool
-    below_lower_bound: bool
 
 
 class GpuPart(Value):
@@ -296,7 +288,7 @@ def _strays(runs: list[GpuRun], key: Key, *, new: bool) -> list[_Stray]:
     """Return how far the rows of each key stray when it is left out, with its other editions."""
     found = []
     for name, constants, test in _folds(runs, key):
-        weights = _weights(test)
+        weights = _weights([run.job for run in test])
         for run, weight in zip(test, weights, strict=True):
             known = _efficiency(run, constants)
             if (
@@ -341,10 +333,8 @@ def _spreads(known: list[_Stray], new: list[_Stray]) -> dict[str, float]:
                 continue
             keys = len({key for key, *_ in own})
             share = min(_INTERVAL_SHARE * (1 + 1 / keys), 0.95)
-            ordered = sorted((stray, weight) for _, _, stray, weight in own)
-            figures, weights = np.array(ordered).T
-            middles = (np.cumsum(weights) - weights / 2) / weights.sum()
-            found[f"{prefix}{name}"] = float(np.interp(share, middles, figures))
+            weighted = [(stray, weight) for _, _, stray, weight in own]
+            found[f"{prefix}{name}"] = weighted_quantile(weighted, share)
     # Software without runs strays at least as far as that with some.
     return found | {f"new {name}": max(found[name], found[f"new {name}"]) for name in _PRICED}
 
@@ -370,7 +360,7 @@ def published_gpus() -> tuple[list[GpuRun], list[SkippedRow]]:
 
 def _scored(run: GpuRun, known: GpuEfficiency, baseline_s: float) -> GpuScoredRow:
     expected = _expected_s(run, known)
-    low, high = interval(expected, run.lower_s, known.spread)
+    ends = interval(expected, run.lower_s, known.spread)
     return GpuScoredRow(
         id=run.id,
         job=run.job,
@@ -380,15 +370,7 @@ def _scored(run: GpuRun, known: GpuEfficiency, baseline_s: float) -> GpuScoredRo
         mixture=run.mixture,
         devices=run.devices,
         nodes=run.nodes,
-        measured_step_s=run.measured_s,
-        expected_step_s=expected,
-        low_step_s=low,
-        high_step_s=high,
-        lower_step_s=run.lower_s,
-        baseline_step_s=baseline_s,
-        error=expected / run.measured_s - 1,
-        inside_interval=low <= run.measured_s <= high,
-        below_lower_bound=run.measured_s < run.lower_s,
+        **step_figures(run.measured_s, expected, ends, run.lower_s, baseline_s),
     )
 
 
@@ -438,7 +420,7 @@ def cross_validated(
     priced_rows = []
     for name, constants, test in folds:
         baseline_s = _baseline([run for run in runs if run not in test])
-        for run, weight in zip(test, _weights(test), strict=True):
+        for run, weight in zip(test, _weights([run.job for run in test]), strict=True):
             if (known := _efficiency(run, constants)) is None:
                 skipped = [*skipped, SkippedRow(id=run.id, reason=f"no other run of {run.chip}")]
                 continue
@@ -479,39 +461,16 @@ def _score(
             GpuPart(
                 part=name,
                 jobs=len({row.job for row in found}),
-                summary=_summary(found, len(skipped) if name == "all" else 0),
+                summary=summary(
+                    found,
+                    len(skipped) if name == "all" else 0,
+                    _weights([row.job for row in found]),
+                ),
             )
             for name, found in parts.items()
             if found
         ),
         retention=tuple(_retention(rows, runs)),
-    )
-
-
-def _summary(rows: list[GpuScoredRow], skipped: int) -> Summary:
-    """Return the figures for rows, of which editions of one job count once."""
-    editions = Counter(row.job for row in rows)
-    weights = np.array([1 / editions[row.job] for row in rows])
-    errors = np.abs([row.error for row in rows])
-    baseline = np.abs([row.baseline_step_s / row.measured_step_s - 1 for row in rows])
-
-    def quantile(values: Floats, share: float) -> float:
-        order = np.argsort(values)
-        middles = (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum()
-        return float(np.interp(share, middles, values[order]))
-
-    inside = np.array([float(row.inside_interval) for row in rows])
-    return Summary(
-        rows=len(rows),
-        left_out=skipped,
-        median_abs_error=quantile(errors, 0.5),
-        mean_abs_error=float(np.average(errors, weights=weights)),
-        p90_abs_error=quantile(errors, 0.9),
-        worst_abs_error=float(errors.max()),
-        inside_interval=float(np.average(inside, weights=weights)),
-        below_lower_bound=sum(row.below_lower_bound for row in rows),
-        baseline_median_abs_error=quantile(baseline, 0.5),
-        baseline_p90_abs_error=quantile(baseline, 0.9),
     )
 
 

@@ -95,6 +95,7 @@ _MLA = re.compile(r"q rank (\d+), kv rank (\d+), rope (\d+), v head (\d+)")
 _UNSTATED_MLA = ("1536", "512", "64", "128")  # DeepSeek-V3's, as in every published model since
 _MONTH = re.compile(r"\b(2\d)\.(0[1-9]|1[0-2])\b(?!\d)")
 _FIRST_MONTH = 26 * 12  # months of software count from the end of 2025
+_USUAL_WATTS, _CLOCK_POWER = 700, 0.4
 _MESH = ("tp", "cp", "pp", "interleave", "dp", "ep")
 _GRADIENT_BYTES, _WEIGHT_BYTES = 2, 2  # as they are sent
 # A microbatch reads weights twice, and reads and writes their fp32 gradient. An update reads that,
@@ -148,7 +149,6 @@ def read(path: Path) -> list[Row]:
 
 
 def is_gpu(path: Path) -> bool:
-    """Return whether a file has the columns of runs on GPUs."""
     return "num_gpus" in header_of(path)
 
 
@@ -326,8 +326,9 @@ def _layout_of(
     experts = gcd(mesh["ep"], mesh["dp"]) if model.moe else 1
     sizes |= {"tensor": mesh["tp"], "sequence": mesh["cp"], "expert": experts}
     sizes["data"] = mesh["dp"] // experts
-    scale = _clock_of(row)
-    if scale != 1.0:
+    if limit := re.search(r"(\d{3,4}) W power limit", row["interconnect"]):
+        # The clock that a power allows grows with about its root.
+        scale = min((int(limit[1]) / _USUAL_WATTS) ** _CLOCK_POWER, 1.0)
         peaks = {
             name: replace(peak, value=peak.value * scale)
             for name, peak in chip.peak_flops_per_s.items()
@@ -347,32 +348,16 @@ def _layout_of(
     )
 
 
-_USUAL_WATTS, _CLOCK_POWER = 700, 0.4  # the clock that a power allows grows with about its root
-
-
-def _clock_of(row: Row) -> float:
-    """Return the share of the clock that a stated power limit leaves."""
-    limit = re.search(r"(\d{3,4}) W power limit", row["interconnect"])
-    return min((int(limit[1]) / _USUAL_WATTS) ** _CLOCK_POWER, 1.0) if limit else 1.0
-
-
-def _cluster_rate(row: Row, chip: Chip) -> float:
-    """Return the bytes per second of a GPU to other domains: as the row says, or as the catalog."""
-    stated = re.search(r"(\d+) Gb/s a (GPU|node)", row["interconnect"])
-    if not stated:
-        return chip.dcn_bytes_per_s.value
-    each = 1 if stated[2] == "GPU" else _whole(row, "gpus_per_node", chip.chips_per_host)
-    return int(stated[1]) * 1e9 / 8 / each
-
-
 class _Places:
     """Where the devices of a row lie, and what its links reach."""
 
-    def __init__(self, row: Row, chip: Chip, mesh: dict[str, int]) -> None:
+    def __init__(self, row: Row, chip: Chip) -> None:
         self.domain = int(chip.pod_chips.value)
         self.nvlink = chip.ici_link_bytes_per_s.value
-        self.cluster = _cluster_rate(row, chip)
-        self.mesh = mesh
+        self.cluster = chip.dcn_bytes_per_s.value  # of a GPU, or as the row says
+        if stated := re.search(r"(\d+) Gb/s a (GPU|node)", row["interconnect"]):
+            each = 1 if stated[2] == "GPU" else _whole(row, "gpus_per_node", chip.chips_per_host)
+            self.cluster = int(stated[1]) * 1e9 / 8 / each
 
     def inside(self, ways: int, stride: int) -> int:
         """Return how many of a group's devices share a domain: the most that divide it."""
@@ -391,7 +376,7 @@ def _work_of(
     row: Row, layout: Training, mesh: dict[str, int], kind: str, rate: str, in_pieces: bool
 ) -> tuple[GpuWork, float]:
     """Return the work of the slowest stage's step, and the least that it can take."""
-    chip, network, places = layout.chip, layout.network, _Places(row, layout.chip, mesh)
+    chip, network, places = layout.chip, layout.network, _Places(row, layout.chip)
     tp, cp, pp, chunks, dp, ep = (mesh[axis] for axis in _MESH)
     m, hbm = layout.microbatches, chip.hbm_bytes_per_s.value
     peak, wide = (chip.peak_flops_per_s[name].value for name in (rate, "bf16"))

@@ -25,7 +25,7 @@ from orchestrator.catalog.published import (
     chip_kind,
     range_kind,
 )
-from orchestrator.evidence.score.samples import IN_PIECES, Sample, flash_cost
+from orchestrator.evidence.score.samples import IN_PIECES, Sample, flash_cost, weighted_quantile
 from orchestrator.planning.expected import AXES, skew_share
 from orchestrator.planning.step_work import FORWARD_AND_BACKWARD
 from orchestrator.planning.torus import Floats
@@ -173,15 +173,8 @@ def _fit(samples: list[Sample]) -> _Constants:
     )
 
 
-_FITTED: dict[tuple[str, ...], _Constants] = {}  # by the rows; a fit takes a tenth of a second
-
-
-def _fit_once(samples: list[Sample]) -> _Constants:
-    """Return the fit of these rows: two documents are left out twice, once in each order."""
-    rows = tuple(sample.run.id for sample in samples)
-    if rows not in _FITTED:
-        _FITTED[rows] = _fit(samples)
-    return _FITTED[rows]
+# By the rows; a fit takes a tenth of a second. Two documents are left out twice, in either order.
+_FITTED: dict[tuple[str, ...], _Constants] = {}
 
 
 def _range_of(axis: str, rows: list[dict[str, float]]) -> Range:
@@ -360,7 +353,12 @@ def _learn_dense(samples: list[Sample], key: Key) -> _Constants:
             reference_spread=_UNKNOWN_SPREAD,
             mixture_spread=_UNKNOWN_SPREAD,
         )
-    without = [_fit_once(train) for _, train, _ in folds]
+    without = []
+    for _, train, _ in folds:
+        rows = tuple(sample.run.id for sample in train)
+        if rows not in _FITTED:
+            _FITTED[rows] = _fit(train)
+        without.append(_FITTED[rows])
     constants = replace(constants, unsure=_jackknife(constants, without, tuple(constants.shared)))
     strays: dict[bool, list[_Stray]] = {True: [], False: []}
     for fitted, (name, _, test) in zip(without, folds, strict=True):
@@ -461,14 +459,7 @@ def _spread(strays: list[_Stray]) -> float:
         return 0.0
     keys = len({key for key, _, _ in strays})
     share = min(_INTERVAL_SHARE * (1 + 1 / keys), 1.0)
-    return _weighted_quantile([(left, weight) for _, left, weight in strays], share)
-
-
-def _weighted_quantile(weighted: list[tuple[float, float]], share: float) -> float:
-    """Return the value below which that share of the weight lies, between the two next to it."""
-    figures, weights = np.array(sorted(weighted)).T
-    middles = (np.cumsum(weights) - weights / 2) / weights.sum()
-    return float(np.interp(share, middles, figures))
+    return weighted_quantile([(left, weight) for _, left, weight in strays], share)
 
 
 def baseline(samples: list[Sample]) -> Callable[[Sample], float]:

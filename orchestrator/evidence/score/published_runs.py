@@ -268,7 +268,22 @@ def read(path: Path) -> list[Row]:
         table = csv.DictReader(file, restval="")
         table.fieldnames = [name.strip().lower() for name in table.fieldnames or ()]
         columns = [*table.fieldnames, *(["d_ff"] if "experts" in table.fieldnames else [])]
-        rows = [_known_cells(row, table.line_num) for row in table]
+        rows = []
+        for row in table:
+            cells = row
+            if "experts" in row:  # of a file of mixtures: under the names that all runs have
+                cells = row | {_SAME[name]: text for name, text in row.items() if name in _SAME}
+                cells["chip"] = row.get("chip", "").lower()
+                dense = row.get("d_ff_dense", "") not in ("", "0")
+                cells["d_ff"] = row["d_ff_dense"] if dense else row.get("d_ff_expert", "")
+                # After a value there may be in brackets whether it is a default, or assumed.
+                cells["remat_policy"] = row.get("remat", "").partition(" (")[0]
+                if stored := row.get("weight_dtype", "").partition(" (")[0]:
+                    cells["notes"] = f"{row.get('notes', '')}; weight_dtype {stored}"
+            others = [column for column in (*_NEWER, *_OWN) if column in cells]
+            known = {name: (cells.get(name) or "").strip() for name in (*_COLUMNS, *others)}
+            line = str(table.line_num)
+            rows.append(known | {"id": known["id"] or f"row {line}", "line": line})
         if not rows:
             raise Unscorable("holds no runs; `orch score` alone scores the project's own file")
         if missing := [column for column in _NEEDED if column not in columns]:
@@ -276,24 +291,6 @@ def read(path: Path) -> list[Row]:
         for row in rows:
             _software_of(row)
     return rows
-
-
-def _known_cells(row: Row, line: int) -> Row:
-    """Return the known columns, with the line, and a name for a row without one."""
-    cells = row
-    if "experts" in row:  # of a file of mixtures: under the names that all runs have
-        cells = row | {_SAME[column]: text for column, text in row.items() if column in _SAME}
-        cells["chip"] = row.get("chip", "").lower()
-        dense = row.get("d_ff_dense", "") not in ("", "0")
-        cells["d_ff"] = row["d_ff_dense"] if dense else row.get("d_ff_expert", "")
-        # After a value there may be in brackets whether it is a default, or assumed.
-        cells["remat_policy"] = row.get("remat", "").partition(" (")[0]
-        if stored := row.get("weight_dtype", "").partition(" (")[0]:
-            cells["notes"] = f"{row.get('notes', '')}; weight_dtype {stored}"
-    always = {column: (cells.get(column) or "").strip() for column in _COLUMNS}
-    others = [column for column in (*_NEWER, *_OWN) if column in cells]
-    newer = {column: (cells[column] or "").strip() for column in others}
-    return always | newer | {"id": always["id"] or f"row {line}", "line": str(line)}
 
 
 def run_of(row: Row) -> PublishedRun:
@@ -315,6 +312,11 @@ def run_of(row: Row) -> PublishedRun:
     compute = row["compute_dtype"] or "bfloat16"
     hfu, routing = _note(row, r"\bHFU (\d+(?:\.\d+)?)"), row.get("routing", "")
     megablox = "megablox" in routing and "megablox False" not in routing
+    # The sequences that its seconds evaluate for each one that they train on.
+    pattern = r"(?i)includes an evaluation of ([\d,]+) sequences after each ([\d,]+) trained"
+    evaluated = 0.0
+    if match := re.search(pattern, row["notes"]):
+        evaluated = float(match[1].replace(",", "")) / float(match[2].replace(",", ""))
     return PublishedRun(
         id=row["id"],
         group=f"{row['source_repo']} {row['chip']}".strip(),
@@ -339,7 +341,7 @@ def run_of(row: Row) -> PublishedRun:
         hfu=float(hfu) / 100 if hfu else None,
         parallel_block=_note(row, r"(parallel attn)") is not None,
         compute=_NARROW.get(compute.lower()) or _dtype(compute),
-        evaluated=_evaluated_of(row),
+        evaluated=evaluated,
         parameters=_dtype(_note(row, r"weight_dtype (\w+)") or "fp32"),
         optimizer=cast(_OptimizerName, optimizer),
         software=software,
@@ -352,15 +354,6 @@ def run_of(row: Row) -> PublishedRun:
         flops_per_chip_s=_positive(row, "tflops_per_chip", 1e12),
         mfu=_positive(row, "mfu_pct", 1e-2),
     )
-
-
-def _evaluated_of(row: Row) -> float:
-    """Return the sequences that a row's seconds evaluate for each one that they train on."""
-    pattern = r"(?i)includes an evaluation of ([\d,]+) sequences after each ([\d,]+) trained"
-    if match := re.search(pattern, row["notes"]):
-        evaluated, trained = (float(count.replace(",", "")) for count in match.groups())
-        return evaluated / trained
-    return 0.0
 
 
 def _refuse_unplannable(row: Row) -> None:

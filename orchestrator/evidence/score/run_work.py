@@ -8,7 +8,7 @@ from typing import Literal
 from orchestrator.evidence.score.published_runs import PublishedRun, Unscorable
 from orchestrator.network.attention import RESULT
 from orchestrator.network.decoder import decoder
-from orchestrator.network.description import Block, Matmul, Mixture, Weight
+from orchestrator.network.description import Block, Matmul, Mixture
 from orchestrator.planning import flops
 from orchestrator.planning.layout import Number, Training, is_of_experts, whole
 from orchestrator.planning.time import matmul_line, rated_line
@@ -188,12 +188,6 @@ def scaled(line: LedgerLine, factor: float) -> LedgerLine:
 MASKS = "dispatch by matmuls"
 
 
-def evaluation_share(run: PublishedRun, layout: Training) -> float:
-    """Return the evaluation's share of a row's training: one pass of as many as training makes."""
-    again = flops.blocks_recompute_flops(layout) / flops.blocks_forward_flops(layout)
-    return run.evaluated / float(1 + flops.BACKWARD_OVER_FORWARD + again)
-
-
 def experts_as_run(
     run: PublishedRun, layout: Training, lines: list[LedgerLine]
 ) -> list[LedgerLine]:
@@ -239,7 +233,13 @@ def experts_as_run(
             return sum(
                 passes(block, matmul)
                 * layout.multiplied_elements(matmul)
-                * (_in_whole_tiles(matmul.weight, tile) - 1)
+                * (
+                    prod(
+                        whole(size.size, min(tile, size.size)) / size.size
+                        for size in matmul.weight.dimensions[1:]
+                    )
+                    - 1
+                )
                 for matmul in block.mlp.matmuls
                 if is_of_experts(matmul)
             )
@@ -265,9 +265,3 @@ def experts_as_run(
         added.append(matmul_line(layout, "shared tiles of experts", formula, count))
         lines = [line for line in lines if line.kind != "expert_padding"]
     return [*added, *lines]
-
-
-def _in_whole_tiles(weight: Weight, tile: int) -> float:
-    """Return the widths of an expert's matrix in whole tiles, over its widths."""
-    sizes = [dimension.size for dimension in weight.dimensions[1:]]
-    return float(prod(whole(size, min(tile, size)) / size for size in sizes))

@@ -1,7 +1,7 @@
 """Rows of published runs as samples: the measured step, and the ledger of the run as it was run."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import hypot, prod
@@ -31,7 +31,14 @@ from orchestrator.planning.layout import Training
 from orchestrator.planning.search import SearchRequest, make_layout
 from orchestrator.planning.step_work import StepWork, step_work, transfers
 from orchestrator.planning.time import StepTime, device_peak, peak, step_time, time_lines
-from orchestrator.planning.torus import Links, axis_sizes, find_links, make_torus, plain_links
+from orchestrator.planning.torus import (
+    Floats,
+    Links,
+    axis_sizes,
+    find_links,
+    make_torus,
+    plain_links,
+)
 from orchestrator.values.codec import MatmulType, Value
 from orchestrator.values.goodput import Uncertain
 from orchestrator.values.plan import LedgerLine, LineKind
@@ -168,23 +175,13 @@ def flash_cost(run: PublishedRun) -> float:
 # Score: predictions against published runs, row by row and in total. Plain values.
 
 
-class ScoredRow(Value):
-    """One run, measured and expected. `error` is expected over measured, less one.
-
-    `baseline_step_s` follows from one MFU for each kind of chip, learned on the same rows.
-    `assumed` names the columns of software that the row does not state.
-    """
+class ScoredStep(Value):
+    """One run, measured and expected. `error` is expected over measured, less one."""
 
     id: str
-    group: str
     chip: str
     software: str
-    kernel: str
-    averages: str
-    assumed: tuple[str, ...]
     mixture: bool
-    compute: MatmulType
-    slices: int
     measured_step_s: float
     expected_step_s: float
     low_step_s: float
@@ -194,6 +191,37 @@ class ScoredRow(Value):
     error: float
     inside_interval: bool
     below_lower_bound: bool
+
+
+class ScoredRow(ScoredStep):
+    """`baseline_step_s` follows from one MFU for each kind of chip, learned on the same rows.
+    `assumed` names the columns of software that the row does not state.
+    """
+
+    group: str
+    kernel: str
+    averages: str
+    assumed: tuple[str, ...]
+    compute: MatmulType
+    slices: int
+
+
+def step_figures(
+    measured_s: float, expected_s: float, ends: tuple[float, float], lower_s: float,
+    baseline_s: float,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the fields of a `ScoredStep` that follow from its seconds."""
+    return {
+        "measured_step_s": measured_s,
+        "expected_step_s": expected_s,
+        "low_step_s": ends[0],
+        "high_step_s": ends[1],
+        "lower_step_s": lower_s,
+        "baseline_step_s": baseline_s,
+        "error": expected_s / measured_s - 1,
+        "inside_interval": ends[0] <= measured_s <= ends[1],
+        "below_lower_bound": measured_s < lower_s,
+    }
 
 
 class Retention(Value):
@@ -218,6 +246,41 @@ class Summary(Value):
     below_lower_bound: int
     baseline_median_abs_error: float | None
     baseline_p90_abs_error: float | None
+
+
+def weighted_quantile(weighted: list[tuple[float, float]], share: float) -> float:
+    """Return the value below which that share of the weight lies, between the two next to it."""
+    figures, weights = np.array(sorted(weighted)).T
+    middles = (np.cumsum(weights) - weights / 2) / weights.sum()
+    return float(np.interp(share, middles, figures))
+
+
+def summary(rows: Sequence[ScoredStep], skipped: int, weights: Floats | None = None) -> Summary:
+    """Return the figures for all rows, which count alike or by weights; None without rows."""
+    errors = np.abs([row.error for row in rows])
+    baseline_errors = np.abs([row.baseline_step_s / row.measured_step_s - 1 for row in rows])
+    inside = np.array([float(row.inside_interval) for row in rows])
+
+    def quantile(values: Floats, share: float) -> float | None:
+        if weights is not None:
+            return weighted_quantile(list(zip(values, weights, strict=True)), share)
+        return float(np.quantile(values, share)) if len(rows) else None
+
+    def mean(values: Floats) -> float | None:
+        return float(np.average(values, weights=weights)) if len(rows) else None
+
+    return Summary(
+        rows=len(rows),
+        left_out=skipped,
+        median_abs_error=quantile(errors, 0.5),
+        mean_abs_error=mean(errors),
+        p90_abs_error=quantile(errors, 0.9),
+        worst_abs_error=float(errors.max()) if len(rows) else None,
+        inside_interval=mean(inside),
+        below_lower_bound=sum(row.below_lower_bound for row in rows),
+        baseline_median_abs_error=quantile(baseline_errors, 0.5),
+        baseline_p90_abs_error=quantile(baseline_errors, 0.9),
+    )
 
 
 class SoftwareSummary(Value):
@@ -370,10 +433,12 @@ def _sample_of(row: Row) -> Sample:
     todo = step_work(layout, lines)
     if run.dispatch_matmuls:  # no row is moved: products with masks take their place
         todo = replace(todo, row_moves=0.0)
+    # An evaluation is one pass of as many as training makes.
+    again = flops.blocks_recompute_flops(layout) / flops.blocks_forward_flops(layout)
+    evaluated = run.evaluated / float(1 + flops.BACKWARD_OVER_FORWARD + again)
     return Sample(
         run=run,
-        measured_s=run_work.measured_step_s(run, at_peak)
-        / (1 + run_work.evaluation_share(run, layout)),
+        measured_s=run_work.measured_step_s(run, at_peak) / (1 + evaluated),
         layout=layout,
         lines=lines,
         todo=todo,

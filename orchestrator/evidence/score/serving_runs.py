@@ -115,7 +115,6 @@ def _plain(name: str) -> str:
 
 
 def is_serving(path: Path) -> bool:
-    """Return whether a CSV file has the columns of serving runs."""
     return set(COLUMNS) <= set(header_of(path))
 
 
@@ -133,7 +132,18 @@ def runs_of(rows: list[Row]) -> tuple[list[ServingRun], list[SkippedRow]]:
     """Return the runs that can be forecast, and the others with their reasons."""
     runs, left_out, seen = [], [], Counter[str]()
     for row in rows:
-        name = _id_of(row)
+        name = row.get("id") or ""
+        if not name and row.get("prefill_workers"):
+            name = row["source"].partition(" id ")[2]
+        if not name:
+            words = (
+                row["framework"].split(" ")[0], row["model"], f"{row['chip']}x{row['chips']}",
+                row["weights_dtype"].split(" ")[0],
+                f"{row['input_len'].split(' ')[0]}x{row['output_len']}",
+                f"c{row['concurrency_or_rate'].split(',')[0]}",
+            )  # fmt: skip
+            small = (re.sub("[^a-z0-9.]+", "-", word.lower()) for word in words if word)
+            name = "-".join(small)
         seen[name] += 1
         name += f"-{seen[name]}" if seen[name] > 1 else ""
         try:
@@ -142,19 +152,6 @@ def runs_of(rows: list[Row]) -> tuple[list[ServingRun], list[SkippedRow]]:
         except OrchError as error:
             left_out.append(SkippedRow(id=name, reason=error.message))
     return runs, left_out
-
-
-def _id_of(row: Row) -> str:
-    if row.get("id"):
-        return row["id"]
-    if row.get("prefill_workers") and " id " in row["source"]:
-        return row["source"].partition(" id ")[2]
-    words = (
-        row["framework"].split(" ")[0], row["model"], f"{row['chip']}x{row['chips']}",
-        row["weights_dtype"].split(" ")[0], f"{row['input_len'].split(' ')[0]}x{row['output_len']}",
-        f"c{row['concurrency_or_rate'].split(',')[0]}",
-    )  # fmt: skip
-    return "-".join(re.sub("[^a-z0-9.]+", "-", word.lower()) for word in words if word)
 
 
 def document_of(row: Row) -> str:
