@@ -20,8 +20,7 @@ from orchestrator.reading.load_serving import load_serving
 from orchestrator.reading.problems import SpecProblems
 from orchestrator.reading.schema import serving_schema
 from orchestrator.serving import step
-from orchestrator.serving.layout import STORED_BYTES, decode, prefill
-from orchestrator.serving.meshes import layouts
+from orchestrator.serving.layout import STORED_BYTES, decode, layouts, prefill
 from orchestrator.serving.planner import NotServed, layout_of, make_serving_plan, mix_of
 from orchestrator.values.serving import ServingMesh, ServingPlan, ServingSpec
 from tests.conftest import ROOT, RunOrch

@@ -6,7 +6,7 @@ from orchestrator import catalog
 from orchestrator.catalog.serving import OpenAnswer, answers, figures
 from orchestrator.evidence.explain.formula import QuotedFigure, compute
 from orchestrator.evidence.explain.serving import quoted
-from orchestrator.serving.meshes import layouts
+from orchestrator.serving.layout import layouts
 from orchestrator.serving.planner import make_serving_plan, mix_of
 from orchestrator.serving.step import as_float
 from orchestrator.values.serving import ServingMesh

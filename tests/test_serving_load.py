@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import orchestrator as api
-from orchestrator.evidence.score.serving_times import BATCHES, ClosedLoop, Handover, closed_loops
+from orchestrator.evidence.score.serving_fit import BATCHES, ClosedLoop, Handover, closed_loops
 from orchestrator.reading.offer_options import WrongOption
 from orchestrator.serving.load import Requests, _StepCosts, drawn, simulated
 from tests.conftest import RunOrch

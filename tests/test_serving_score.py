@@ -9,6 +9,7 @@ import pytest
 from orchestrator.catalog.serving import learned
 from orchestrator.evidence.score.serving import ServingScore, cross_validated
 from orchestrator.evidence.score.serving import with_catalog_constants as scored
+from orchestrator.evidence.score.serving_fit import rooms
 from orchestrator.evidence.score.serving_runs import (
     DISAGGREGATED,
     SERVING,
@@ -16,7 +17,6 @@ from orchestrator.evidence.score.serving_runs import (
     read,
     runs_of,
 )
-from orchestrator.evidence.score.serving_times import rooms
 from tests.bench import serving_table as bench
 from tests.conftest import RunOrch
 

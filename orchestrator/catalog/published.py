@@ -109,7 +109,6 @@ def range_kind(axis: str, chip: str, compute: str) -> str:
 
 @cache
 def shared_efficiency(name: str) -> LearnedConstant:
-    """Return a constant that is the same for all kinds of chips."""
     return msgspec.convert(table(_LEARNED)["shared"][name], LearnedConstant)
 
 

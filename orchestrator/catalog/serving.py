@@ -89,7 +89,6 @@ def questions() -> dict[str, _ServingQuestion]:
 
 @cache
 def figures() -> tuple[PublishedFigure, ...]:
-    """Return published answers on inference, each with its formula."""
     return msgspec.convert(table(_QUOTES)["figures"], tuple[PublishedFigure, ...])
 
 

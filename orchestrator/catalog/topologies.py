@@ -1,14 +1,14 @@
 """Which slices of a chip exist, their names and closed axes, and which ones Google Cloud rents."""
 
 import re
-from functools import cache
+from functools import cache, partial
 from itertools import zip_longest
 from math import ceil, log, prod
 
 from orchestrator.catalog.chips import Chip, Topology
 from orchestrator.errors import NoSuchSlice, NoTopology
-from orchestrator.notes import sentence
-from orchestrator.values.plan import PlanWarning
+from orchestrator.notes import sentences
+from orchestrator.values.plan import PlanWarning, WarningCode
 from orchestrator.values.spec import AUTO_TOPOLOGY
 
 _Shape = tuple[int, ...]
@@ -26,7 +26,8 @@ def topology(chip: Chip, text: str) -> Topology:
         shape = tuple(map(int, text.split("x")))
         if fault := _fault(chip, shape):
             is_cluster = chip.switched and prod(shape) > chip.pod_chips.value
-            raise NoSuchSlice(fault, _near(chip, shape), "nearest", is_cluster=is_cluster)
+            nearest = sorted(_shapes(chip), key=partial(_distance, shape))[:_NEAREST]
+            raise NoSuchSlice(fault, [*map(_text, nearest)], "nearest", is_cluster=is_cluster)
     else:
         shape = _named(chip, text)
     cube, ring = chip.slices.cube, chip.slices.ring
@@ -75,7 +76,13 @@ def _named(chip: Chip, text: str) -> _Shape:
         raise NoSuchSlice(f"{text!r} is not a shape", [meant], "did you mean")
     name, slices = _NAME.fullmatch(text), chip.slices
     if not name or name[1] not in slices.names:
-        raise NoSuchSlice(f"unknown {chip.name} topology {text!r}", _examples(chip), "known")
+        # The small slices, each doubling, the largest that is rented, and the whole pod.
+        pod = int(chip.pod_chips.value)
+        doublings = {_most_cubic(chip, 2**power) for power in range(pod.bit_length())}
+        examples = {*slices.listed, *doublings, chip.largest_slice, _most_cubic(chip, pod)}
+        known = [_text(shape) for shape in _shapes(chip) if shape in examples]
+        known.append(f"{slices.names[0]}-{pod * slices.named_per_chip}")
+        raise NoSuchSlice(f"unknown {chip.name} topology {text!r}", known, "known")
     chips, rest = divmod(int(name[2]), slices.named_per_chip)
     shape = None if rest else _most_cubic(chip, chips)
     if shape is None:
@@ -109,24 +116,11 @@ def _boxes(edge: int, most: int) -> tuple[_Shape, ...]:
     )
 
 
-def _near(chip: Chip, shape: _Shape) -> list[str]:
-    """Return the slices nearest to a shape: in chips, then in lengths, in any order."""
-
-    def distance(other: _Shape) -> tuple[float, float]:
-        chips = abs(log(prod(other)) - log(prod(shape)))
-        lengths = zip_longest(sorted(shape, reverse=True), sorted(other, reverse=True), fillvalue=1)
-        return chips, sum((log(a) - log(b)) ** 2 for a, b in lengths)
-
-    return list(map(_text, sorted(_shapes(chip), key=distance)[:_NEAREST]))
-
-
-def _examples(chip: Chip) -> list[str]:
-    """Return the small slices, each doubling, the largest that is rented, and the whole pod."""
-    pod = int(chip.pod_chips.value)
-    doublings = (_most_cubic(chip, 2**power) for power in range(pod.bit_length()))
-    shapes = {*chip.slices.listed, *doublings, chip.largest_slice, _most_cubic(chip, pod)} - {None}
-    known = [_text(shape) for shape in _shapes(chip) if shape in shapes]
-    return [*known, f"{chip.slices.names[0]}-{pod * chip.slices.named_per_chip}"]
+def _distance(shape: _Shape, other: _Shape) -> tuple[float, float]:
+    """Return how far a shape is from another: in chips, then in lengths, in any order."""
+    chips = abs(log(prod(other)) - log(prod(shape)))
+    lengths = zip_longest(sorted(shape, reverse=True), sorted(other, reverse=True), fillvalue=1)
+    return chips, sum((log(a) - log(b)) ** 2 for a, b in lengths)
 
 
 def _text(shape: _Shape) -> str:
@@ -145,44 +139,26 @@ def hosts(chip: Chip, topology: Topology) -> int:
 
 def rental_warnings(chip: Chip, topology: Topology, pods: int) -> tuple[PlanWarning, ...]:
     """Return why so many slices of that topology cannot be rented; nothing if they can be."""
-    found: list[PlanWarning] = []
+    found: list[tuple[WarningCode, dict[str, int | float | str]]] = []
     most, limit = prod(chip.largest_slice), chip.multislice_chips
     if topology.chips > most:
-        found.append(
-            _slice_not_rented(
-                chip=chip.name,
-                most_chips=most,
-                largest_slice=_text(chip.largest_slice),
-                topology=str(topology),
-                chips=topology.chips,
-            )
-        )
+        largest: dict[str, int | float | str] = {"largest_slice": _text(chip.largest_slice)}
+        found.append(("slice_not_rented", {**largest, "most_chips": most, "chips": topology.chips}))
     if limit is not None and topology.chips * pods > limit.value:
-        found.append(
-            _slices_not_joined(
-                chip=chip.name,
-                most_chips=limit.value,
-                topology=str(topology),
-                pods=pods,
-                chips=topology.chips * pods,
-            )
-        )
-    return tuple(found)
+        joined = {"most_chips": limit.value, "pods": pods, "chips": topology.chips * pods}
+        found.append(("slices_not_joined", {**joined}))
+    where: dict[str, int | float | str] = {"chip": chip.name, "topology": str(topology)}
+    return tuple(PlanWarning(code=code, figures=where | figures) for code, figures in found)
 
 
-@sentence(PlanWarning)
-def _slice_not_rented(
-    chip: str, most_chips: int, largest_slice: str, topology: str, chips: int
-) -> str:
-    return (
-        f"Google Cloud schedules at most {most_chips:,} {chip} chips as one slice"
-        f" ({largest_slice}); {topology} is {chips:,}"
-    )
-
-
-@sentence(PlanWarning)
-def _slices_not_joined(chip: str, most_chips: float, topology: str, pods: int, chips: int) -> str:
-    return (
-        f"Google Cloud joins at most {most_chips:,.0f} {chip} chips by Multislice;"
-        f" {pods} x {topology} is {chips:,}"
-    )
+_TEXTS = {
+    "slice_not_rented": (
+        "Google Cloud schedules at most {most_chips:,} {chip} chips as one slice"
+        " ({largest_slice}); {topology} is {chips:,}"
+    ),
+    "slices_not_joined": (
+        "Google Cloud joins at most {most_chips:,.0f} {chip} chips by Multislice;"
+        " {pods} x {topology} is {chips:,}"
+    ),
+}
+sentences(PlanWarning, _TEXTS, str.format)

@@ -91,7 +91,6 @@ def trace_folders(journal: Journal) -> list[Path]:
 
 
 def kept_seconds(folder: Path) -> list[TraceSeconds]:
-    """Return what was read of the traces in a folder, by rank."""
     found = []
     for name in files.names(folder):
         with suppress(FileNotFoundError, JournalUnreadable, msgspec.DecodeError):

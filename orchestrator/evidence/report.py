@@ -64,7 +64,6 @@ class HostHeat:
 
     @property
     def slowest(self) -> _HostRow:
-        """The host that is slowest at the last place."""
         return max(self.rows, key=lambda row: row.times[-1])
 
 

@@ -86,7 +86,6 @@ class Exchange:
         return twice * volume * (self.ways - 1) / self.ways
 
     def collective(self, mesh: Mapping[str, Number]) -> Collective:
-        """The exchange as a value of the Plan."""
         return Collective(
             kind=self.kind,
             axes=in_use(self.axes, mesh),

@@ -57,9 +57,8 @@ def make_contenders(spec: Spec, most: int, room_bytes: float = 0.0) -> list[Cont
         request = replace(request, chip=replace(chip, hbm_usable_bytes=usable))
     step_s = first.forecast.step_s
     uncertain = (step_s.high or step_s.likeliest) / step_s.likeliest
-    choices = _choices(request, search(request).candidates, most, uncertain)
     found = {program_digest(first): _pinned(spec, first)}
-    for choice in choices:
+    for choice in _choices(request, search(request).candidates, most, uncertain):
         contender = _pinned(spec, choice)
         found.setdefault(program_digest(contender.plan), contender)
     listed = list(found.values())
@@ -67,7 +66,6 @@ def make_contenders(spec: Spec, most: int, room_bytes: float = 0.0) -> list[Cont
 
 
 def with_options(contender: Contender, options: dict[str, bool | int | float | str]) -> Contender:
-    """Return the same plan with other options of the compiler."""
     spec = contender.spec
     chosen = spec.experiment.compiler_options | options
     spec = replace(spec, experiment=replace(spec.experiment, compiler_options=chosen))

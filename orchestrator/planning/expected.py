@@ -234,7 +234,6 @@ def shares_outside(values: Mapping[str, float], ranges: Mapping[str, Range]) -> 
 def extrapolations(
     values: Mapping[str, float], ranges: Mapping[str, Range]
 ) -> tuple[Extrapolation, ...]:
-    """The axes along which a plan leaves the range of the runs."""
     return tuple(
         Extrapolation(axis=axis, value=values[axis], low=reached.low, high=reached.high)
         for axis, reached in (_UNCUT | dict(ranges)).items()

@@ -272,7 +272,6 @@ def attention_recompute_flops(layout: Training) -> Number:
 
 
 def forward_flops(layout: Training) -> Number:
-    """All matmuls of a forward pass without a backward pass."""
     passes = 1 + BACKWARD_OVER_FORWARD
     of_experts = expert_padding_flops(layout) + expert_imbalance_flops(layout)
     return (

@@ -99,7 +99,6 @@ class Layout(Value):
 
     @property
     def compute_bytes(self) -> int:
-        """Bytes of an activation, and of a matrix on its way."""
         return DTYPE_BYTES[self.activation_type]
 
     @property
@@ -184,7 +183,6 @@ class Layout(Value):
         return self._sizes.setdefault(dimension, size)
 
     def elements(self, weight: description.Weight) -> Number:
-        """Elements of a weight on a device, a matrix gathered for use."""
         return prod(self.size(dimension) for dimension in weight.dimensions)
 
     def total_elements(self, matmuls: Iterable[description.Matmul]) -> Number:
@@ -200,7 +198,6 @@ class Layout(Value):
 
     @cached_property
     def rows_of_token(self) -> float:
-        """Rows of experts for each token, empty ones too."""
         return rows_of_token(self.model.moe, self.length) if self.model.moe else 0.0
 
     @cached_property
@@ -230,12 +227,10 @@ class Layout(Value):
 
     @cached_property
     def layer_elements(self) -> Number:
-        """Matrix elements of all layers on a device, gathered for use."""
         return self.over_layers(lambda block: self.total_elements(block.matmuls))
 
     @cached_property
     def multiplied_layer_elements(self) -> Number:
-        """Matrix elements of all layers that a device multiplies one of its tokens by."""
         return self.over_layers(lambda block: sum(map(self.multiplied_elements, block.matmuls)))
 
     @cached_property
@@ -244,7 +239,6 @@ class Layout(Value):
 
     @cached_property
     def total_tables(self) -> Number:
-        """Elements of all tables on a device, gathered for use."""
         return sum(map(self.elements, self.network.tables))
 
     @property
@@ -387,7 +381,6 @@ class Training(Layout):
 
     @property
     def loss_chunk_tokens(self) -> int:
-        """Tokens that the loss of a device takes at a time, at least."""
         rate = self.chip.peak_flops_per_s[self.activation_type].value
         return loss_chunk_tokens(rate, self.chip.hbm_bytes_per_s.value)
 

@@ -1,6 +1,5 @@
 """The ledger of bytes on one device: the largest phase of a step, not the sum of all lines."""
 
-from collections.abc import Iterator
 from functools import partial
 from math import prod
 
@@ -405,8 +404,22 @@ def _resting_lines(layout: Training) -> list[LedgerLine]:
     own = layout.stored_parameter_elements - copied - filled
     parameter, moments = layout.parameter_bytes, layout.moment_bytes
     sums = ACCUMULATION_BYTES * ((layout.microbatches > 1) | (layout.stages > 1))
+    # What a stage holds in all ticks: the stream that comes and goes, forward and backward, and
+    # where it gathers only once, its whole matrices and their gradients.
+    of_stages = list[LedgerLine]()
+    if np.any(layout.stages > 1):
+        buffers = np.where(layout.stages > 1, _STAGE_BUFFERS / _split_ways(layout), 0)
+        of_stages.append(_stream_line(layout, buffers))
+        if np.any(once := layout.gathers_once):
+            stage = layout.layer_elements + layout.total_tables
+            of_stages += [
+                _line("gathered_weights", "matrices of the stage", "size x stage",
+                     size=layout.compute_bytes * once, stage=stage),
+                _line("gradient_sums", "gradient sums of the stage", "size x stage",
+                     size=ACCUMULATION_BYTES * once, stage=stage),
+            ]  # fmt: skip
     return [
-        *_pipeline_lines(layout),
+        *of_stages,
         _line("parameters", "parameters", "size x owned", size=parameter, owned=own),
         _line("optimizer_state", "optimizer", "size x owned", size=moments, owned=own),
         *_other_moment_lines(layout),
@@ -417,23 +430,6 @@ def _resting_lines(layout: Training) -> list[LedgerLine]:
         _line("gradient_sums", "gradient sums", "size x elements",
              size=sums * (1 - layout.gathers_once), elements=own + copied + filled),
     ]  # fmt: skip
-
-
-def _pipeline_lines(layout: Training) -> Iterator[LedgerLine]:
-    """What a stage holds in all ticks: the stream that comes and goes, forward and backward, and
-    where it gathers only once, its whole matrices and their gradients.
-    """
-    if not np.any(layout.stages > 1):
-        return
-    buffers = np.where(layout.stages > 1, _STAGE_BUFFERS / _split_ways(layout), 0)
-    yield _stream_line(layout, buffers)
-    if np.any(layout.gathers_once):
-        whole = layout.layer_elements + layout.total_tables
-        once = layout.gathers_once
-        yield _line("gathered_weights", "matrices of the stage", "size x stage",
-                   size=layout.compute_bytes * once, stage=whole)  # fmt: skip
-        yield _line("gradient_sums", "gradient sums of the stage", "size x stage",
-                   size=ACCUMULATION_BYTES * once, stage=whole)  # fmt: skip
 
 
 def _other_moment_lines(layout: Training) -> list[LedgerLine]:

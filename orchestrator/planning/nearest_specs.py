@@ -14,8 +14,13 @@ from orchestrator.catalog.chips import Chip, Topology
 from orchestrator.network.mesh_axes import ICI_AXES, MODEL_OVER_DCN, SHARED_OVER_DCN, named_sizes
 from orchestrator.network.rematerialization import AUTO
 from orchestrator.planning import flops, search
-from orchestrator.planning.compute_types import multiplies_in
-from orchestrator.planning.feasibility import placements, sharing, sizes_by_name, usable_axes
+from orchestrator.planning.feasibility import (
+    multiplies_in,
+    placements,
+    sharing,
+    sizes_by_name,
+    usable_axes,
+)
 from orchestrator.planning.forecast import forecast
 from orchestrator.planning.layout import DTYPE_BYTES, moment_bytes
 from orchestrator.planning.many_slices import best_of_slices
@@ -316,7 +321,6 @@ def _other_batches(near: _Nearby) -> Iterator[Suggestion]:
 
 
 def nearest_batches(spec: Spec) -> list[Suggestion]:
-    """Return batches near the requested one that a mesh divides, smallest first."""
     near = _Nearby(spec, {}, lacks_memory=False, budget=_Budget())
     found = {suggestion.sequences: suggestion for suggestion in _other_batches(near)}
     return [found[sequences] for sequences in sorted(found)]

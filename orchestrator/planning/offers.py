@@ -13,8 +13,12 @@ from orchestrator.formatting import DAY_S, HOUR_S
 from orchestrator.goodput.losses import change_s, odds_below
 from orchestrator.network.mesh_axes import named_sizes
 from orchestrator.planning import flops, forecast, nearest_specs, search
-from orchestrator.planning.compute_types import check_experts, multiplies_in
-from orchestrator.planning.feasibility import batch_range, sizes_by_name
+from orchestrator.planning.feasibility import (
+    batch_range,
+    check_experts,
+    multiplies_in,
+    sizes_by_name,
+)
 from orchestrator.planning.many_slices import best_of_slices
 from orchestrator.planning.memory import peak_bytes
 from orchestrator.planning.plan_warnings import (

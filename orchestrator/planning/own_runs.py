@@ -230,7 +230,6 @@ def _unknown(name: str, value: float) -> float:
 
 
 def _coefficient(plan: Plan, name: str) -> float:
-    """Return what the unknown multiplies in a plan's step."""
     kind, _ = _CONSTANTS[name]
     if (line := _inputs(plan).get(kind)) is None:
         return 0.0

@@ -186,7 +186,6 @@ def run_warnings(plan: Plan) -> tuple[PlanWarning, ...]:
 
 
 def _recipe_warnings(plan: Plan) -> Iterator[PlanWarning]:
-    """Yield warnings of steps, warm-up and batch, which may be mistyped."""
     if plan.total_steps < _FEW_STEPS:
         yield make_warning("few_steps", steps=plan.total_steps)
     for stage in plan.each_stage:
@@ -289,7 +288,6 @@ def goodput_warnings(plan: Plan) -> Iterator[PlanWarning]:
 
 
 def interval_warnings(plan: Plan) -> Iterator[PlanWarning]:
-    """Warn if another interval between saves is worth a change."""
     goodput = plan.forecast.goodput
     if _losses_matter(plan) and goodput.best - goodput.expected > _WORTH_CHANGING:
         yield make_warning(

@@ -21,7 +21,7 @@ from orchestrator.network.mesh_axes import (
 from orchestrator.network.rematerialization import AUTO
 from orchestrator.planning import flops, nearest_specs, plan_warnings, search
 from orchestrator.planning.collectives import per_layer
-from orchestrator.planning.compute_types import check_chip, check_experts
+from orchestrator.planning.feasibility import check_chip, check_experts
 from orchestrator.planning.forecast import add, forecast, plus, typical
 from orchestrator.planning.infeasible import Infeasible, infeasible
 from orchestrator.planning.layout import Training
@@ -108,7 +108,6 @@ def line_cut(spec: Spec, plan: values.Plan) -> LineCut | None:
 
 
 def make_stage_plans(spec: Spec, number: int, most: int) -> list[values.Plan]:
-    """Return the plan of one stage in its place in the run, and its runners-up."""
     others, before = list(_stage_plans(spec)), number - 1
     runs = (
         [*others[:before], plan, *others[number:]]

@@ -52,7 +52,6 @@ class RankedChoice:
 
 
 def best_choices(request: SearchRequest, candidates: Candidates, most: int) -> list[Choice]:
-    """Return the best choice, then the best of each other kind, by RULE."""
     return [ranked.choice for ranked in ranked_choices(request, candidates, most)]
 
 

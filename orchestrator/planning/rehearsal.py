@@ -15,7 +15,7 @@ from orchestrator.network.mlp import expert_d_ff
 from orchestrator.planning.planner import make_plan
 from orchestrator.values import spec as values
 from orchestrator.values.codec import Value
-from orchestrator.values.model import LatentDimensions, MixtureOfExperts, Model
+from orchestrator.values.model import LatentDimensions, Model
 from orchestrator.values.plan import Plan
 from orchestrator.values.spec import RunOptions
 
@@ -227,8 +227,20 @@ def _model(plan: Plan, mesh: dict[str, int]) -> Model:
         "vocab": _multiple(full.vocab * scale, lcm(ways(mesh, "vocab"), 64)),
         "name": f"{full.name[:_LONGEST_NAME]}{_SMALLER}",
         "latent": full.latent and _latent(full, full.latent, d_model, mesh),
-        "moe": full.moe and _moe(full, full.moe, mesh),
     }
+    if moe := full.moe:
+        # Fewer and smaller experts; a token goes to as many as before.
+        least = max(_FEWEST_EXPERTS, 2 * moe.top_k, ceil(moe.top_k / moe.top_groups) * moe.groups)
+        dense = min(moe.dense_layers, 1)
+        shrunk["moe"] = replace(
+            moe,
+            experts=min(moe.experts, ceil(least / moe.groups) * moe.groups),
+            d_ff=_multiple(
+                expert_d_ff(full, moe) * _D_MODEL / full.d_model, lcm(ways(mesh, "expert_ff"), 16)
+            ),
+            dense_layers=dense,
+            every=min(moe.every, _LAYERS - dense),
+        )
     return Model(**(same | shrunk))
 
 
@@ -246,20 +258,6 @@ def _latent(
         nope_dim=_HEAD_DIM // 2,
         rope_dim=_HEAD_DIM // 2,
         value_dim=_HEAD_DIM,
-    )
-
-
-def _moe(full: Model, moe: MixtureOfExperts, mesh: dict[str, int]) -> MixtureOfExperts:
-    """Return the mixture with fewer and smaller experts; a token goes to as many as before."""
-    least = max(_FEWEST_EXPERTS, 2 * moe.top_k, ceil(moe.top_k / moe.top_groups) * moe.groups)
-    width = expert_d_ff(full, moe) * _D_MODEL / full.d_model
-    dense = min(moe.dense_layers, 1)
-    return replace(
-        moe,
-        experts=min(moe.experts, ceil(least / moe.groups) * moe.groups),
-        d_ff=_multiple(width, lcm(ways(mesh, "expert_ff"), 16)),
-        dense_layers=dense,
-        every=min(moe.every, _LAYERS - dense),
     )
 
 

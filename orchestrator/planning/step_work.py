@@ -61,7 +61,6 @@ class Transfers:
 
 
 def transfers(layout: Training) -> Transfers:
-    """Return a step's transfers to the host and back, with the passes that hide them."""
     both_ways_s = sum(line.value for line in host_lines(layout))
     blocks, peak = flops.blocks_forward_flops(layout), device_peak(layout)
     backward = flops.BACKWARD_OVER_FORWARD * blocks + flops.blocks_recompute_flops(layout)

@@ -183,7 +183,6 @@ def activation_traffic_bytes(layout: Training) -> Number:
 
 
 def host_lines(layout: Training) -> list[LedgerLine]:
-    """What the policy offloads goes to the host and comes back."""
     if not layout.remat.needs_host:
         return []
     rate = layout.chip.host_link_bytes_per_s

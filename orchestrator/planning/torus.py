@@ -104,7 +104,6 @@ def _factorizations(length: int, parts: int) -> list[tuple[int, ...]]:
 
 
 def count_placements(slice_torus: Torus, axes: Sequence[str] = ICI_AXES) -> int:
-    """Placements of a slice: ordered factorizations of every torus axis, multiplied."""
     return prod(len(factor_rows(axis.length, axes)) for axis in slice_torus.axes)
 
 
@@ -262,7 +261,6 @@ def rows_of_links(links: Links, rows: Ints) -> Links:
 
 
 def plain_links(slice_torus: Torus, factors: Ints) -> Links:
-    """The links of one placement, as plain numbers."""
 
     def plain(values: Floats) -> float:
         return float(values[0])

@@ -85,7 +85,6 @@ def _line(name: str, formula: str, value: float, inputs: dict[str, float]) -> Le
 
 
 def with_expected(plan: Plan, step_s: Estimate, lines: tuple[LedgerLine, ...]) -> Plan:
-    """Return the plan with another estimate of its step, whose expected time are these lines."""
     was = plan.forecast
     made = write_forecast(
         layout_of(plan, catalog.chip_of(plan)),

@@ -227,6 +227,5 @@ def with_proof(row: ComparedProgram, proof: Proof) -> ComparedProgram:
 
 
 def _parallel_jobs() -> int:
-    """How many compilations this machine can run at once."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, min(cores or 1, int(psutil.virtual_memory().available / _COMPILER_BYTES)))

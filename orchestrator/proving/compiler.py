@@ -157,7 +157,6 @@ def error_of(plan: AnyPlan, failure: CompileFailure) -> OrchError:
 
 
 def _check_text(title: str, place: str, check: str, message: str) -> str:
-    """Which of the compiler's own checks failed, and on which operation."""
     after = message[message.find(check) :]
     operations = [match[1] for pattern in _OPERATIONS if (match := pattern.search(after))]
     where = f"\nIt was at the operation {operations[0]}." if operations else ""

@@ -64,7 +64,6 @@ def schedule_rates(plan: AnyPlan) -> ScheduleRates | None:
 
 
 def other_options(plan: AnyPlan) -> list[dict[str, bool | int | float | str]]:
-    """Return further settings of the options that a plan has from its chip's file."""
     chip = catalog.chip_of(plan)
     known = chip.libtpu or chip.xla_gpu
     return [

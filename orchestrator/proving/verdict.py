@@ -73,20 +73,15 @@ def _change_to(spec: Spec, other: Plan, missed_bytes: float) -> PlanChange:
     overrides = [f"experiment.remat={text_of(other.remat)}"]
     reached = _plan_with(spec, other.remat)
     if reached is None or reached.digest != other.digest:
-        overrides += [
-            f"resources.mesh.{axis}={size}" for axis, size in _pinned(spec, other).items()
-        ]
+        chunks = other.pipeline.chunks if other.pipeline else 1
+        switched = catalog.chip_of(other).switched
+        pins = pinned_sizes(spec.experiment.model, other.mesh, chunks, switched=switched)
+        overrides += [f"resources.mesh.{axis}={size}" for axis, size in pins.items()]
     return PlanChange(
         overrides=tuple(overrides),
         peak_hbm_bytes_per_device=other.forecast.memory_bytes_per_device + missed_bytes,
         step_s=other.forecast.step_s,
     )
-
-
-def _pinned(spec: Spec, plan: Plan) -> dict[str, int]:
-    chunks = plan.pipeline.chunks if plan.pipeline else 1
-    switched = catalog.chip_of(plan).switched
-    return pinned_sizes(spec.experiment.model, plan.mesh, chunks, switched=switched)
 
 
 def _with_sizes(spec: Spec, mesh: dict[str, int]) -> MeshRequest:
@@ -121,7 +116,22 @@ def prove(
     text, is given, with suggestions. `on_stage` receives the stages of the compilation.
     """
     result = prove_program(plan, on_stage, hlo)
-    return replace(result, proof=_with_suggestions(spec, plan, result.proof))
+    proof, predicted = result.proof, plan.forecast.memory_bytes_per_device
+    missed = proof.peak_hbm_bytes_per_device - predicted
+    if not plan.ledger_describes_trainer:
+        return result
+    # What to set so that it fits, or so that it uses the memory that is left.
+    if proof.refusal:
+        nearest = _plans_that_fit(spec, plan, missed)
+        return replace(
+            result, proof=replace(proof, refusal=replace(proof.refusal, nearest=nearest))
+        )
+    limit = proof.hbm_bytes_per_device - missed
+    for other in _less_recompute(spec, plan):
+        if other.forecast.memory_bytes_per_device <= limit:
+            hints = (_change_to(spec, other, missed),)
+            return replace(result, proof=replace(proof, hints=hints))
+    return result
 
 
 def prove_program(
@@ -193,21 +203,6 @@ def _verdict(plan: AnyPlan, entry: CacheEntry) -> Proof:
     needed = proof.peak_hbm_bytes_per_device
     refusal = CompilerRefusal(message=entry.refusal, needed_bytes=needed, nearest=())
     return replace(proof, fits=False, refusal=refusal)
-
-
-def _with_suggestions(spec: Spec, plan: Plan, proof: Proof) -> Proof:
-    """The proof with what to set so that it fits, or so that it uses the memory that is left."""
-    if not plan.ledger_describes_trainer:
-        return proof
-    missed = proof.peak_hbm_bytes_per_device - plan.forecast.memory_bytes_per_device
-    if proof.refusal:
-        nearest = _plans_that_fit(spec, plan, missed)
-        return replace(proof, refusal=replace(proof.refusal, nearest=nearest))
-    limit = proof.hbm_bytes_per_device - missed
-    for other in _less_recompute(spec, plan):
-        if other.forecast.memory_bytes_per_device <= limit:
-            return replace(proof, hints=(_change_to(spec, other, missed),))
-    return proof
 
 
 # Compiled programs on disk, so that the same question is answered at once. A file's name begins

@@ -210,7 +210,6 @@ class _Plane:
 
 @cache
 def _space_class() -> Any:
-    """The message of a whole trace."""
     kinds = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="xspace.proto", package="x", syntax="proto3")
     for message, described in _FIELDS.items():

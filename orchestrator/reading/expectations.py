@@ -101,22 +101,18 @@ def likely(schema: Schema, node: Scalar) -> list[str]:
     if not 0 < len(node.text) <= SHOWN_VALUE:
         return []
     values = map(schemas.constants, schemas.alternatives(schema))
-    listed = [_plain(value) for value in chain.from_iterable(values)]
-    if listed and (meant := _names_meant(node.text, listed)):
-        return meant
-    return [text for text in respellings(node.text) if is_legal(text, schema)][:1]
-
-
-def _names_meant(text: str, legal: list[str]) -> list[str]:
-    """Return the names that begin so, or else the most similar, after any `meta-llama/`."""
-    name = text.lower().strip().rpartition("/")[2]
+    legal = [_plain(value) for value in chain.from_iterable(values)]
+    # The names that begin so, or else the most similar, after any `meta-llama/`.
+    name = node.text.lower().strip().rpartition("/")[2]
     if known := _VALUE_SYNONYMS.get(name.removeprefix("tpu").strip(" -_")):
-        return [value for value in known if value in legal]
-    begun = [value for value in legal if name and value.startswith(name)]
-    close = get_close_matches(name, begun or legal, _SUGGESTED, cutoff=0.0 if begun else 0.6)
-    similar = {value: SequenceMatcher(None, value, name).ratio() for value in close}
-    least = 0.0 if begun else max(similar.values(), default=0.0) - _AS_LIKELY
-    return [value for value in close if begun or similar[value] > least]
+        meant = [value for value in known if value in legal]
+    else:
+        begun = [value for value in legal if name and value.startswith(name)]
+        close = get_close_matches(name, begun or legal, _SUGGESTED, cutoff=0.0 if begun else 0.6)
+        similar = {value: SequenceMatcher(None, value, name).ratio() for value in close}
+        least = 0.0 if begun else max(similar.values(), default=0.0) - _AS_LIKELY
+        meant = [value for value in close if begun or similar[value] > least]
+    return meant or [text for text in respellings(node.text) if is_legal(text, schema)][:1]
 
 
 def is_legal(text: str, schema: Schema) -> bool:

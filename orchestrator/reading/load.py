@@ -25,6 +25,21 @@ from orchestrator.values.spec import AUTO_TOPOLOGY, Spec
 
 _T = TypeVar("_T")
 _EXAMPLE = "for example --set experiment.batch.sequences=2048"
+# Sections that make a file another than a spec: code, message, hint.
+_OTHER_FILES = {
+    "study": (
+        "is-a-study", "makes it a study, must be a spec",
+        "orch plan, orch submit and orch report take studies",
+    ),
+    "serve": (
+        "is-serving", "makes it a serving spec, must be a spec of training",
+        "orch plan, orch explain and orch prove take serving specs",
+    ),
+    "vary": (
+        "study-without-study", "belongs to a study, must be below study",
+        "for example study: {kind: sweep, base: my-run.yaml, vary: ...}",
+    ),
+}  # fmt: skip
 _CHIP_FILE = "resources.chip.file"
 _START = "experiment.start.huggingface"
 
@@ -40,19 +55,9 @@ def load(path: Path | SpecText, overrides: Sequence[str] = (), folder: Path | No
             message = "has the keys of a model of Hugging Face, must be a spec"
             hint = f"{model_command(source.name)} makes a spec that trains it"
             raise SpecProblems([model.key_place.problem("is-a-model", "", message, hint)])
-        if study := root.entries.get("study"):
-            message = "makes it a study, must be a spec"
-            hint = "orch plan, orch submit and orch report take studies"
-            raise SpecProblems([study.key_place.problem("is-a-study", "study", message, hint)])
-        if serve := root.entries.get("serve"):
-            message = "makes it a serving spec, must be a spec of training"
-            hint = "orch plan, orch explain and orch prove take serving specs"
-            raise SpecProblems([serve.key_place.problem("is-serving", "serve", message, hint)])
-        if vary := root.entries.get("vary"):
-            message = "belongs to a study, must be below study"
-            hint = "for example study: {kind: sweep, base: my-run.yaml, vary: ...}"
-            code = "study-without-study"
-            raise SpecProblems([vary.key_place.problem(code, "vary", message, hint)])
+        for key, (code, message, hint) in _OTHER_FILES.items():
+            if entry := root.entries.get(key):
+                raise SpecProblems([entry.key_place.problem(code, key, message, hint)])
     problems += apply(root, overrides)
     return spec_of(root, problems, folder or Path(source.name).parent, tuple(overrides))
 
@@ -63,19 +68,17 @@ def model_command(config: str) -> str:
 
 
 def is_study(path: Path) -> bool:
-    """Return whether a file is a study; one that cannot be read is for the loader to refuse."""
     return _has_section(path, "study")
 
 
 def is_serving(path: Path) -> bool:
-    """Return whether a file is a serving spec; the loader refuses one that cannot be read."""
     return _has_section(path, "serve")
 
 
 def _has_section(path: Path, section: str) -> bool:
     try:
         root, _ = nodes.parse(nodes.read(path))
-    except SpecProblems:
+    except SpecProblems:  # for the loader to refuse
         return False
     return isinstance(root, Mapping) and section in root.entries
 

@@ -133,7 +133,6 @@ def _take_varied(root: Node) -> tuple[list[_VariedKey], list[Problem]]:
 
 
 def _text_of(node: Node) -> str:
-    """Return a value as it is written on one line."""
     if isinstance(node, Scalar):
         return node.text
     if isinstance(node, Mapping):

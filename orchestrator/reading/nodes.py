@@ -85,7 +85,6 @@ def unsets(node: Node) -> bool:
 
 
 def parse(source: SpecText) -> tuple[Node, list[Problem]]:
-    """Return the root of a file, and the problems of its notation."""
     return parse_value(SpecPosition(source, 1, 1), "\n".join(source.lines), [])
 
 

@@ -21,6 +21,7 @@ _DURATION = re.compile(r"([0-9]{1,6}([.][0-9]{1,6})?)([hdw])")
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _MONEY = re.compile(r"[$]?([0-9][0-9,]{0,17}([.][0-9]{1,6})?)([kKmMbB]?)")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
+_USUAL_PRICES = "on-demand"
 _FIELDS = {
     "on-demand": "dollars_per_hour",
     "reserved": "reserved_dollars_per_hour",
@@ -39,7 +40,7 @@ class WrongOption(SpecError):
 
 
 def offer_request(
-    resources: Resources,
+    resources: Resources | ServingResources,
     *,
     by: str | float | datetime.date | None,
     budget: str | float | None,
@@ -47,19 +48,36 @@ def offer_request(
     prices: str | None,
     today: datetime.date,
 ) -> OfferRequest:
-    """Return the request. A stated price is for the spec's chip, if its topology is open."""
+    """Return the request, about the chips named. Otherwise a spec of training asks for its own chip
+    where its topology is open, or for every TPU with published runs; one of serving for all chips,
+    or for its own where nothing else is asked. The price that a spec states is for its chip, unless
+    another is asked for.
+    """
     names: tuple[str, ...] = (resources.chip,)
     if chips is not None:
         names = _wanted_chips(chips)
-    elif not resources.has_open_topology:  # every TPU with published runs
+    elif isinstance(resources, ServingResources):
+        if (by, budget, prices) != (None, None, None):
+            names = catalog.chips()
+    elif not resources.has_open_topology:
         names = tuple(name for name in catalog.chips() if catalog.efficiency(name))
-    return _request(names, resources, by, budget, prices, today)
+    known = {name: catalog.chip(name) for name in names if name != resources.chip}
+    if resources.chip in names:
+        known[resources.chip] = catalog.chip_of(resources)
+    return OfferRequest(
+        by_days=_days_until(by, today),
+        budget_dollars=_dollars_of(budget),
+        chips=names,
+        prices=prices or _USUAL_PRICES,
+        dollars_per_chip_hour=_prices_of(prices, known, resources),
+    )
 
 
 def _prices_of(
-    kind: str, known: dict[str, Chip], resources: Resources | ServingResources, *, is_stated: bool
+    asked: str | None, known: dict[str, Chip], resources: Resources | ServingResources
 ) -> dict[str, float]:
     """Return the dollars of an hour of each chip: of a kind, of a file, or stated by the spec."""
+    kind = asked or _USUAL_PRICES
     if kind in _FIELDS:
         quantities = {name: getattr(chip, _FIELDS[kind]) for name, chip in known.items()}
         per_hour = {name: quantity.value for name, quantity in quantities.items() if quantity}
@@ -68,54 +86,12 @@ def _prices_of(
     else:
         must = f"{', '.join(_FIELDS)}, or a YAML file with your prices"
         raise WrongOption("--prices", kind, must)
-    if not is_stated and resources.dollars_per_chip_hour is not None:
+    if asked is None and resources.dollars_per_chip_hour is not None:
         per_hour[resources.chip] = resources.dollars_per_chip_hour
     return {name: per_hour[name] for name in known if name in per_hour}
 
 
-def _request(
-    names: tuple[str, ...],
-    resources: Resources | ServingResources,
-    by: str | float | datetime.date | None,
-    budget: str | float | None,
-    prices: str | None,
-    today: datetime.date,
-) -> OfferRequest:
-    """Return the request of these chips, the spec's own as its file defines it."""
-    kind = prices or "on-demand"
-    known = {name: catalog.chip(name) for name in names if name != resources.chip}
-    if resources.chip in names:
-        known[resources.chip] = catalog.chip_of(resources)
-    return OfferRequest(
-        by_days=_days_until(by, today),
-        budget_dollars=_dollars_of(budget),
-        chips=names,
-        prices=kind,
-        dollars_per_chip_hour=_prices_of(kind, known, resources, is_stated=prices is not None),
-    )
-
-
-def serving_request(
-    resources: ServingResources,
-    *,
-    by: str | float | datetime.date | None,
-    budget: str | float | None,
-    chips: str | Sequence[str] | None,
-    prices: str | None,
-    today: datetime.date,
-) -> OfferRequest:
-    """Return the request of a serving spec: of the chips named, of its own where only its topology
-    is open, or of all.
-    """
-    asked = by is not None or budget is not None or prices is not None
-    names = catalog.chips() if asked else (resources.chip,)
-    if chips is not None:
-        names = _wanted_chips(chips)
-    return _request(names, resources, by, budget, prices, today)
-
-
 def _wanted_chips(chips: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the chips of that list or comma-separated text."""
     listed = chips.split(",") if isinstance(chips, str) else list(chips)
     names = tuple(dict.fromkeys(name.strip() for name in listed))
     for name in names or ("",):
@@ -126,7 +102,6 @@ def _wanted_chips(chips: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _days_until(by: str | float | datetime.date | None, today: datetime.date) -> float | None:
-    """Return the days from today until a date, or of a duration."""
     if by is None:
         return None
     days = _days(by, today)

@@ -524,7 +524,6 @@ def homes(key: str) -> list[str]:
 
 
 def scalar_types(schema: Schema) -> set[str]:
-    """Return the JSON types that a single value may have."""
     all_types: set[str] = set()
     for choice in alternatives(schema):
         types = choice.get("type", [])

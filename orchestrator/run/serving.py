@@ -13,7 +13,7 @@ from orchestrator.evidence.explain.serving import ServingExplanation, derive
 from orchestrator.evidence.score import serving as evaluate
 from orchestrator.evidence.score.serving_runs import DISAGGREGATED
 from orchestrator.reading.load_serving import load_serving as load
-from orchestrator.reading.offer_options import WrongOption, serving_request
+from orchestrator.reading.offer_options import WrongOption, offer_request
 from orchestrator.reading.problems import SpecText
 from orchestrator.run.progress import RUNS
 from orchestrator.serving.cheapest import ServingOffers
@@ -77,7 +77,7 @@ def serving_offers(
     `prices` are as for `offers`.
     """
     found, today = _loaded(spec, overrides), datetime.now(UTC).date()
-    request = serving_request(
+    request = offer_request(
         found.resources, by=by, budget=budget, chips=chips, prices=prices, today=today
     )
     return make_offers(found, request)

@@ -109,7 +109,6 @@ def _offer(spec: ServingSpec, days: float, budget: float | None) -> ServingOffer
 
 
 def _served(spec: ServingSpec) -> ServingPlan:
-    """Return the plan with the fewest replicas that serve the rate of requests, or with one."""
     wanted = spec.serve.requests_per_s
     if wanted is None:
         return make_serving_plan(spec)

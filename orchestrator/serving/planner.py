@@ -16,8 +16,7 @@ from orchestrator.network.decoder import decoder
 from orchestrator.planning.layout import Number
 from orchestrator.planning.torus import Floats
 from orchestrator.serving import load, step
-from orchestrator.serving.layout import AXES, Serving, decode, prefill
-from orchestrator.serving.meshes import layouts
+from orchestrator.serving.layout import AXES, Serving, decode, layouts, prefill
 from orchestrator.serving.step import memory_of, pass_lines
 from orchestrator.values.model import Model
 from orchestrator.values.plan import Plan

@@ -23,7 +23,17 @@ from orchestrator.evidence.score.serving import (
     waits_of,
     with_catalog_constants,
 )
-from orchestrator.evidence.score.serving_fit import Fit, _Figures, figures_of, fit, forecast, plain
+from orchestrator.evidence.score.serving_fit import (
+    Fit,
+    _Figures,
+    expected,
+    figures_of,
+    first_tokens,
+    fit,
+    forecast,
+    plain,
+    strays,
+)
 from orchestrator.evidence.score.serving_runs import (
     DISAGGREGATED,
     SERVING,
@@ -31,7 +41,6 @@ from orchestrator.evidence.score.serving_runs import (
     read,
     runs_of,
 )
-from orchestrator.evidence.score.serving_times import expected, first_tokens, strays
 from orchestrator.formatting import percent
 from orchestrator.values.serving import ANY_ENGINE
 from tests.bench.marked_block import markdown, with_block

@@ -16,7 +16,7 @@ from orchestrator.network.decoder import decoder
 from orchestrator.network.mesh_axes import ways
 from orchestrator.network.published import published_weights
 from orchestrator.planning import flops
-from orchestrator.planning.compute_types import check_experts
+from orchestrator.planning.feasibility import check_experts
 from orchestrator.values.codec import TRAINED
 from orchestrator.values.plan import Plan
 from trainers.contract import Program

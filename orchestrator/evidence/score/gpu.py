@@ -148,7 +148,6 @@ def fit(runs: list[GpuRun]) -> GpuConstants:
 
 
 def _places(run: GpuRun) -> dict[str, str]:
-    """Return the constants of a run by what they belong to."""
     target = catalog.chip(run.chip).xla_gpu
     assert target is not None
     capability = target.compute_capability.rstrip("af")

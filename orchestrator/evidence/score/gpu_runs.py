@@ -153,7 +153,6 @@ def is_gpu(path: Path) -> bool:
 
 
 def gpu_runs(rows: Iterable[Row]) -> tuple[list[GpuRun], list[SkippedRow]]:
-    """Return the rows that can be priced, and the others with their reasons."""
     usable, skipped = [], []
     for row in rows:
         try:

@@ -239,7 +239,6 @@ class PublishedRun(Value):
 
 @contextmanager
 def said_of(path: Path) -> Iterator[None]:
-    """Say of what is wrong with a file which file it is."""
     try:
         yield
         return

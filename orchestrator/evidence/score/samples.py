@@ -210,7 +210,6 @@ def step_figures(
     measured_s: float, expected_s: float, ends: tuple[float, float], lower_s: float,
     baseline_s: float,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the fields of a `ScoredStep` that follow from its seconds."""
     return {
         "measured_step_s": measured_s,
         "expected_step_s": expected_s,
@@ -446,7 +445,6 @@ def _sample_of(row: Row) -> Sample:
 
 
 def samples(rows: Iterable[Row]) -> tuple[list[Sample], list[SkippedRow]]:
-    """Return the rows that can be scored, and the others with their reasons."""
     usable, skipped = [], []
     for row in rows:
         try:

@@ -15,9 +15,18 @@ from orchestrator.errors import SpecError
 from orchestrator.evidence.score.published_runs import SkippedRow
 from orchestrator.evidence.score.serving_fit import (
     Fit,
+    Handover,
+    ServingRoom,
+    best_handover,
+    bounds,
+    expected,
     figures_of,
+    first_tokens,
     fit,
+    loop_ttft_s,
     plain,
+    rooms,
+    strays,
 )
 from orchestrator.evidence.score.serving_runs import (
     DISAGGREGATED,
@@ -26,17 +35,6 @@ from orchestrator.evidence.score.serving_runs import (
     document_of,
     read,
     runs_of,
-)
-from orchestrator.evidence.score.serving_times import (
-    Handover,
-    ServingRoom,
-    best_handover,
-    bounds,
-    expected,
-    first_tokens,
-    loop_ttft_s,
-    rooms,
-    strays,
 )
 from orchestrator.values.codec import Value
 from orchestrator.values.serving import ANY_ENGINE, EngineConstants

@@ -19,8 +19,7 @@ from orchestrator.evidence.score.published_runs import (
     header_of,
     said_of,
 )
-from orchestrator.serving.layout import Serving
-from orchestrator.serving.meshes import layouts
+from orchestrator.serving.layout import Serving, layouts
 from orchestrator.serving.step import as_float, as_int
 from orchestrator.values.codec import Value
 from orchestrator.values.model import Model
@@ -100,7 +99,6 @@ class ServingRun(Value):
 
 @cache
 def _models() -> dict[str, Model]:
-    """Return the model of each name that sources give."""
     found = dict[str, Model]()
     for name, entry in table("serving_models.toml").items():
         shape = entry.get("shape")

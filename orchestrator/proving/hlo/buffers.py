@@ -204,7 +204,6 @@ class BufferClasses:
         return tuple(Buffer(name=n, shape=s, bytes=size) for (n, s), size in ordered)
 
     def peak_at(self) -> str:
-        """The trainer's line that runs at the peak."""
         computation, running = self.peak.at
         return self._nearest_line([HloValue(computation, running)]) or running
 

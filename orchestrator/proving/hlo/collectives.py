@@ -363,7 +363,6 @@ def dcn_payloads(flow: Dataflow, slices: DeviceMesh, visit: Visit) -> Iterator[D
 
 
 def _origin_of(flow: Dataflow, given: HloValue) -> dict[str, Any]:
-    """What a DcnSend says of the origin of what it sends."""
     backward = flow.ancestors(given, lambda at: BACKWARD in at.op_name)
     stored = flow.ancestors(given, lambda at: at.opcode in _MIXES)
     return {

@@ -277,7 +277,17 @@ def trip_count(program: HloProgram, where: Computation, loop: Instruction) -> in
         program.computations[loop.attribute(key)[1:]] for key in ("condition", "body")
     )
     before = where.operand(loop, 0)
-    left, right, direction = _comparison(program, condition)
+    # The two sides of the condition, also inside a fusion, and how they are compared.
+    inside, test = condition, condition.root
+    if test.opcode == "fusion":
+        [inside] = program.called(test)
+        test = inside.root
+    if test.opcode != "compare":
+        raise UnknownTrips(f"{condition.name} ends in {test.opcode}")
+    direction = test.attribute("direction")
+    left, right = (_value(program, inside, inside.operand(test, place)) for place in (0, 1))
+    if inside is not condition:
+        left, right = (_outside(program, condition, condition.root, side) for side in (left, right))
     if _step(program, body, left) == 0:
         left, right, direction = right, left, _MIRRORED[direction]
     step = _step(program, body, left)
@@ -295,20 +305,6 @@ def trip_count(program: HloProgram, where: Computation, loop: Instruction) -> in
         ends.append(value.offset)
     start, limit = ends
     return max(0, ceil((limit + _HOLDS[direction] - start) / step))
-
-
-def _comparison(program: HloProgram, condition: Computation) -> tuple[_LoopValue, _LoopValue, str]:
-    """The two sides of the condition, also inside a fusion, and how they are compared."""
-    where, test = condition, condition.root
-    if test.opcode == "fusion":
-        [where] = program.called(test)
-        test = where.root
-    if test.opcode != "compare":
-        raise UnknownTrips(f"{condition.name} ends in {test.opcode}")
-    left, right = (_value(program, where, where.operand(test, place)) for place in (0, 1))
-    if where is not condition:
-        left, right = (_outside(program, condition, condition.root, side) for side in (left, right))
-    return left, right, test.attribute("direction")
 
 
 def _step(program: HloProgram, body: Computation, side: _LoopValue) -> int:

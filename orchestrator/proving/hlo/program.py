@@ -31,7 +31,6 @@ class _SourceTables:
     frames: dict[int, tuple[_SourceLine, int]] = field(default_factory=dict)
 
     def stack(self, frame: int | None) -> list[_SourceLine]:
-        """The calls that led to an instruction, the innermost first."""
         places = []
         while frame in self.frames:
             place, parent = self.frames[frame]
