@@ -10,7 +10,7 @@ from orchestrator.evidence.explain.assemble import explain
 from orchestrator.launch.ray.slices import kind_of
 from orchestrator.planning.planner import make_plan
 from orchestrator.planning.rehearsal import rehearse
-from orchestrator.proving.platforms import target
+from orchestrator.proving.platforms import platform_of
 from orchestrator.reading.load import load
 from orchestrator.reading.problems import Problem
 from orchestrator.values import codec
@@ -70,7 +70,8 @@ def test_its_numbers_are_part_of_the_digest(tmp_path: Path) -> None:
 def test_it_is_proved_launched_rehearsed_and_explained(tmp_path: Path) -> None:
     """What others call it comes from its file."""
     spec, plan = planned(tmp_path, V5P.replace('"TPU-V5P"', '"TPU-V9P"'))
-    assert target(plan) == ("v5:4x4x4", {"chip_config_name": "megacore", "num_slices": 2})
+    named = ("v5:4x4x4", {"chip_config_name": "megacore", "num_slices": 2})
+    assert platform_of(plan).target(plan) == named
     assert (kind_of(plan).accelerator, kind_of(plan).name) == ("TPU-V9P", "v5p-128")
     small = rehearse(spec, plan).plan
     assert (small.chip, small.chip_definition) == ("v9p", plan.chip_definition)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -69,7 +70,8 @@ def test_a_foreign_program_is_priced_by_its_own_mesh(
         )  # fmt: skip
         places = [[place // 2, 0, 0, place % 2] for place in range(4)]
     rates = replace(RATES, torus=line)
-    monkeypatch.setattr(maxtext_table, "schedule_rates", lambda _: rates)
+    platform = SimpleNamespace(rates=lambda _: rates)
+    monkeypatch.setattr(maxtext_table, "platform_of", lambda _: platform)
     found = {"axes": {"data": 2, "fsdp": 4}, "places": places}
     text = (Path(programs.__file__).parent / "schedule.txt").read_text(encoding="utf-8")
     read = maxtext_summary(text, found, 2, plan_of_run(ROWS[0]))

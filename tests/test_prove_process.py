@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import util
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,13 +23,18 @@ from orchestrator.processes import _STACK_BYTES, _STACK_FLAG, deepen_compiler_st
 from orchestrator.proving import compiler, verdict
 from orchestrator.proving.compiled import CompileFailure, CompileRequest, CompileResult
 from orchestrator.proving.compiler import _environment
-from orchestrator.proving.platforms import target
+from orchestrator.proving.platforms import platform_of
 from orchestrator.values import codec
+from orchestrator.values.program import AnyPlan
 from tests.trainer_plans import plan_of
 
 REQUEST = CompileRequest(plan="{}", topology="", topology_options={}, rates=None)
 FAILED = codec.to_json(CompileResult(failure=CompileFailure(message="no", by="compiler"))).decode()
 Fake = Callable[[str], None]
+
+
+def _target(plan: AnyPlan) -> tuple[str, dict[str, Any]]:
+    return platform_of(plan).target(plan)
 
 
 @pytest.fixture
@@ -89,13 +95,13 @@ def test_every_tpu_has_its_name_with_the_compiler(
     chip: str, topology: str, pods: int, name: str, options: dict[str, object]
 ) -> None:
     """Chips that would come as two devices are asked for as one."""
-    assert target(plan_of(chip=chip, topology=topology, pods=pods, data=4)) == (name, options)
+    assert _target(plan_of(chip=chip, topology=topology, pods=pods, data=4)) == (name, options)
 
 
 def test_a_slice_of_one_chip_has_a_host_of_one_chip() -> None:
     """Hosts would have four."""
     alone = plan_of(chip="v6e", topology="1x1", pods=1)
-    assert target(alone) == ("v6e:1x1", {"chips_per_host_bounds": [1, 1, 1]})
+    assert _target(alone) == ("v6e:1x1", {"chips_per_host_bounds": [1, 1, 1]})
 
 
 def test_other_chips_have_no_proof() -> None:
@@ -104,7 +110,7 @@ def test_other_chips_have_no_proof() -> None:
     unnamed = table("chips/h100.toml")
     del unnamed["xla_gpu"]
     with pytest.raises(ProofUnavailable, match=r"know a100, .*, and no mine\n.*--no-prove"):
-        target(replace(plan, chip="mine", chip_definition=unnamed))
+        _target(replace(plan, chip="mine", chip_definition=unnamed))
 
 
 @pytest.mark.parametrize(
@@ -121,7 +127,7 @@ def test_gpus_are_described_to_the_compiler(
 ) -> None:
     """Domains, hosts and GPUs; and the memory that CUDA reports, of which 0.92 is usable."""
     plan = plan_of(chip=chip, topology=topology, pods=pods, data=int(topology))
-    name, options = target(plan)
+    name, options = _target(plan)
     assert (name, options["topology"]) == ("", shape)
     text = options["target_config"]
     assert capability in " ".join(text.split())

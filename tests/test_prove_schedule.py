@@ -17,7 +17,7 @@ from orchestrator.proving.compare import _program_kinds, diff_proofs, proof_of
 from orchestrator.proving.hlo.collectives import DeviceMesh
 from orchestrator.proving.hlo.program import program_of
 from orchestrator.proving.hlo.transfers import SliceLinks, TransferReader
-from orchestrator.proving.platforms import schedule_rates
+from orchestrator.proving.platforms import platform_of
 from orchestrator.show.parts import screen
 from orchestrator.show.plan_diff_screen import proof_diff_screen
 from orchestrator.show.plan_pages import schedule_page
@@ -525,12 +525,14 @@ def test_a_chip_without_a_clock_has_no_schedule() -> None:
 def test_the_rates_are_those_of_one_device() -> None:
     """A tpu7x chip is two devices, which share its peak, its memory and its network."""
     plan = proofs.recorded()[1]
-    halves = schedule_rates(replace(plan, chip="tpu7x", topology="4x4x4"))
+    tpus = replace(plan, chip="tpu7x", topology="4x4x4")
+    halves = platform_of(tpus).rates(tpus)
     assert halves is not None
     assert halves.compute.peak_flops_per_s == 2307e12 / 2
     assert halves.transfers.hbm_bytes_per_s == 7380e9 / 2
     assert halves.torus.lengths == (4, 4, 4, 2)
-    gpus = schedule_rates(replace(plan, chip="h100", topology="8"))
+    node = replace(plan, chip="h100", topology="8")
+    gpus = platform_of(node).rates(node)
     assert gpus is not None
     assert (gpus.torus.lengths, gpus.torus.switched, gpus.compute.clock_hz) == ((8,), True, 0)
     assert gpus.torus.link_bytes_per_s == (0.95 * 45 / 50 * 450e9,)

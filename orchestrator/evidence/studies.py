@@ -1,6 +1,5 @@
 """Studies of one spec, trial by trial: predicted and measured scaling, and losses of sweeps."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -9,7 +8,6 @@ from typing import Any
 from orchestrator.errors import JournalUnreadable
 from orchestrator.evidence.report import make_report
 from orchestrator.journal.listing import StudyJournal
-from orchestrator.journal.run_journal import Clock
 from orchestrator.journal.steps import Floats, Integers, counted_steps, read_table
 from orchestrator.planning.forecast import add, scale
 from orchestrator.values import study as values
@@ -163,13 +161,13 @@ class _TrialRun:
         return self.full_plan if self.report.not_compared else self.plan
 
 
-def read_trial_runs(journal: StudyJournal, clock: Clock = time.time) -> list[_TrialRun]:
+def read_trial_runs(journal: StudyJournal) -> list[_TrialRun]:
     """Return the runs of a study in the order of their starts, without those that were removed."""
     runs = []
     for start in journal.trial_starts():
         trial = journal.trial_journal(start)
         try:
-            report = make_report(trial, clock)
+            report = make_report(trial)
             plan = trial.plan(report.plan_digest)
             full_plan = trial.plan(report.rehearses) if report.rehearses else plan
         except JournalUnreadable:

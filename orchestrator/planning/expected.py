@@ -218,17 +218,13 @@ def axis_values(layout: Training, work: steps.StepWork, step_s: float) -> dict[s
     return {axis: float(values[axis]) for axis in AXES}
 
 
-def _outside(axis: str, value: float, reached: Range) -> float:
+def outside(axis: str, value: float, reached: Range) -> float:
     """How far a value lies outside the range, as a share of it that no run shows; zero inside."""
     if value > reached.high and axis not in _BELOW_ALONE:
         return 1.0 if reached.high == 1 else 1 - reached.high / value
     if value < reached.low and axis in _BELOW:
         return 1 - value / reached.low
     return 0.0
-
-
-def shares_outside(values: Mapping[str, float], ranges: Mapping[str, Range]) -> tuple[float, ...]:
-    return tuple(_outside(axis, values[axis], reached) for axis, reached in ranges.items())
 
 
 def extrapolations(
@@ -238,7 +234,7 @@ def extrapolations(
         Extrapolation(axis=axis, value=values[axis], low=reached.low, high=reached.high)
         for axis, reached in (_UNCUT | dict(ranges)).items()
         if axis in values
-        if _outside(axis, values[axis], reached) > _ROUNDING
+        if outside(axis, values[axis], reached) > _ROUNDING
     )
 
 
@@ -304,7 +300,7 @@ def unseen(work: steps.StepWork, values: Mapping[str, float], efficiency: Effici
     unseen_s, ranges = [], _UNCUT | dict(efficiency.ranges)
     for part, axes in _UNSURE_AXES.items():
         known = [axis for axis in axes if axis in ranges and axis in values]
-        shares = [_outside(axis, values[axis], ranges[axis]) for axis in known]
+        shares = [outside(axis, values[axis], ranges[axis]) for axis in known]
         unseen_s.append(max(shares, default=0.0) * unsure_s[part])
     return hypot(*unseen_s, (1 - seen) * parts["slice_wait"]) / sum(parts.values())
 

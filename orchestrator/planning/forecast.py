@@ -214,7 +214,8 @@ def step_bounds(
     if isinstance(efficiency, GpuEfficiency):
         seconds = float(gpu_expected.expected_s(layout, lines, time, efficiency))
         values = estimates.axis_values(layout, work, seconds)
-        outside = estimates.shares_outside(values, efficiency.ranges)
+        ranges = efficiency.ranges.items()
+        outside = [estimates.outside(axis, values[axis], reached) for axis, reached in ranges]
         low, high = gpu_expected.interval(seconds, estimate.lower, efficiency.spread, outside)
         return replace(estimate, expected=seconds, low=low, high=high)
     if efficiency is None:

@@ -55,14 +55,6 @@ def platform_of(plan: AnyPlan) -> _Platform:
     )
 
 
-def target(plan: AnyPlan) -> _Target:
-    return platform_of(plan).target(plan)
-
-
-def schedule_rates(plan: AnyPlan) -> ScheduleRates | None:
-    return platform_of(plan).rates(plan)
-
-
 def other_options(plan: AnyPlan) -> list[dict[str, bool | int | float | str]]:
     chip = catalog.chip_of(plan)
     known = chip.libtpu or chip.xla_gpu

@@ -18,7 +18,7 @@ from orchestrator.planning.planner import make_plan
 from orchestrator.planning.ranking import best_choices
 from orchestrator.planning.search import search, search_request
 from orchestrator.plugins import trainer_entry_point
-from orchestrator.proving import compiler, platforms, proofs_folder
+from orchestrator.proving import compiler, proofs_folder
 from orchestrator.proving.compare import proof_of
 from orchestrator.proving.compiled import CacheEntry, version
 from orchestrator.proving.platforms import platform_of
@@ -232,6 +232,6 @@ def _key(plan: AnyPlan) -> str:
     platform = platform_of(plan)
     rates = codec.to_json(platform.rates(plan)).decode()
     versions = {package: version(package) for package in platform.packages}
-    compiled_by = codec.digest([trainer, platforms.target(plan), rates, versions])
+    compiled_by = codec.digest([trainer, platform.target(plan), rates, versions])
     digest = plan.digest if isinstance(plan, ServedProgram) else program_digest(plan)
     return f"{digest}.{codec.short(compiled_by)}"

@@ -36,7 +36,7 @@ from orchestrator.proving.compiler import (
 from orchestrator.proving.hlo.collectives import DeviceMesh
 from orchestrator.proving.hlo.program import program_of
 from orchestrator.proving.hlo.summary import summarize
-from orchestrator.proving.platforms import platform_of, schedule_rates
+from orchestrator.proving.platforms import platform_of
 from orchestrator.reading.examples import yaml_text
 from orchestrator.values import codec
 from orchestrator.values.plan import Plan
@@ -163,7 +163,7 @@ def read_program(folder: Path) -> MaxTextProgram:
 
 
 def maxtext_summary(text: str, found: dict[str, Any], slices: int, plan: Plan) -> ProgramSummary:
-    rates = schedule_rates(plan)
+    rates = platform_of(plan).rates(plan)
     assert rates is not None
     return summary_of(MaxTextProgram(text, found), slices, plan.model.layers, rates)
 

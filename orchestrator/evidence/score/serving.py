@@ -99,12 +99,8 @@ class ServingScore(Value):
     rooms: tuple[ServingRoom, ...] = ()
 
 
-def _nothing(_: Any) -> None:
-    return None
-
-
 def held_out(
-    runs: Sequence[ServingRun], by: By, base: Callable[[Any], Fit | None] = _nothing
+    runs: Sequence[ServingRun], by: By, base: Callable[[Any], Fit | None] = lambda _: None
 ) -> Iterator[tuple[Fit, list[ServingRun], list[ServingRun]]]:
     """Yield what is learned without each document, engine or part, what it is learned from, and the
     runs that were left out.
@@ -174,7 +170,7 @@ def cross_validated(hold_out: str, path: Path | None = None) -> ServingScore:
         return _base(name if by is _BY_ENGINE else None)
 
     rows = dict[str, ServingRow]()
-    together = [run for run in runs if not run.prefill], _nothing, "known"
+    together = [run for run in runs if not run.prefill], lambda _: None, "known"
     apart = [run for run in runs if run.prefill], others, "disaggregated"
     for part, base, known in (each for each in (together, apart) if each[0]):
         if len(set(map(by, part))) < 2:
