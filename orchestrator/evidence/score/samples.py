@@ -261,9 +261,11 @@ def summary(rows: Sequence[ScoredStep], skipped: int, weights: Floats | None = N
     inside = np.array([float(row.inside_interval) for row in rows])
 
     def quantile(values: Floats, share: float) -> float | None:
-        if weights is not None:
-            return weighted_quantile(list(zip(values, weights, strict=True)), share)
-        return float(np.quantile(values, share)) if len(rows) else None
+        if weights is None:
+            return float(np.quantile(values, share)) if len(rows) else None
+        order = np.argsort(values)
+        middles = (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum()
+        return float(np.interp(share, middles, values[order]))
 
     def mean(values: Floats) -> float | None:
         return float(np.average(values, weights=weights)) if len(rows) else None
