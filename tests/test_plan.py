@@ -143,6 +143,15 @@ def test_a_chips_compiler_options_are_the_plans_unless_the_spec_sets_them() -> N
     for chip, own in (("tpu7x", {name: 65536, padding: True}), ("v4", {})):
         spec = spec_of(TINY, sequences=16, length=64, chip=chip, topology="2x2x4", pods=1)
         assert make_plan(spec).compiler_options == own
+    for chip, mesh in (
+        ("v5p", MeshRequest(data=3, fsdp=64)), ("tpu7x", MeshRequest(data=3, fsdp=128))
+    ):  # fmt: skip
+        # The compiler ends in a check of its own where a slice holds an odd number of copies.
+        model = catalog.model("llama3-8b")
+        spec = spec_of(
+            model, sequences=384, length=64, chip=chip, topology="4x4x12", pods=1, mesh=mesh
+        )
+        assert make_plan(spec).compiler_options[sparse] is False
     other = spec_of(TINY, sequences=16, length=64, chip="v5e", topology="4x4", pods=1)
     sums = dict.fromkeys(
         ("xla_enable_async_all_reduce", "xla_tpu_enable_async_collective_fusion_fuse_all_reduce"),

@@ -63,13 +63,15 @@ class RayNames(Value):
 
 class _CompilerOption(Value):
     """A compiler option's value, its evidence, and whether plans with shared weights have it.
-    `others` are values that a search of programs tries too.
+    `others` are values that a search of programs tries too; `odd_copies` is the value of plans
+    with an odd number of copies of the weights in a slice. None is the compiler's own.
     """
 
-    value: bool | int | float | str
+    value: bool | int | float | str | None = None
     source: _Name
     others: tuple[bool | int | float | str, ...] = ()
     between_slices: bool = True
+    odd_copies: bool | int | float | str | None = None
 
 
 class _LibtpuNames(Value):

@@ -252,8 +252,13 @@ def _compiler_options(
     request: search.SearchRequest, layout: Training
 ) -> dict[str, bool | int | float | str]:
     """Return the chip's options, and those of the spec, which come first."""
-    options = request.chip.compiler_options.items()
-    chosen = {name: option.value for name, option in options if layout.has_option(name)}
+    copies = layout.mesh["data"]
+    chosen = {}
+    for name, option in request.chip.compiler_options.items():
+        odd = option.odd_copies if copies > 1 and copies % 2 else None
+        value = option.value if odd is None else odd
+        if value is not None and layout.has_option(name):
+            chosen[name] = value
     if request.chip.xla_gpu:
         # Let it plan with the usable memory: it takes f (0.8 M - S) + S, of the device's memory M
         # and the state S, with an f in percent that is 95 by default.
