@@ -160,6 +160,10 @@ def test_a_number_stays_with_its_unit_and_a_word_stays_whole() -> None:
     """Lines break between words, and not between 12 and GiB."""
     text = Text(text="it takes 12 GiB more", start="note: ")
     assert text.lines(18) == ["note: it", "      takes 12 GiB", "      more"]
+    sets = Text(text="--set batch=192 --set steps=204 --set mesh=auto", start="note: ")
+    assert sets.lines(24) == [
+        "note: --set batch=192", "      --set steps=204", "      --set mesh=auto"
+    ]  # fmt: skip
     path = "/folder" * 20
     assert Text(text=f"in {path}", start="  ").lines(WIDTH) == [f"  in {path}"]
 

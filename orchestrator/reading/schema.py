@@ -446,8 +446,8 @@ def _key(generated: Schema) -> Schema:
         if isinstance(schema.get(inner), dict):
             schema[inner] = _key(schema[inner])
     if _NULL in schema.get("anyOf", ()):
-        [branch] = [part for part in schema.pop("anyOf") if part != _NULL]
-        schema = branch | schema
+        branches = [part for part in schema.pop("anyOf") if part != _NULL]
+        schema = (branches[0] if len(branches) == 1 else {"anyOf": branches}) | schema
     if isinstance(default, tuple):
         default = list(default)
     if isinstance(default, float) and default.is_integer():

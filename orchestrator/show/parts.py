@@ -24,7 +24,7 @@ _STYLES = {
 }
 _RESET = "\033[0m"
 # A line never ends between a number and its unit or its label, before a path, or inside an option.
-_UNBROKEN = re.compile(r"(?<=\d) (?=\S)|(?<=[^\s,;:]) (?=\d)|(?<=\S) (?=/\w)|(?<=--set) ")
+_UNBROKEN = re.compile(r"(?<!\S)[^\s=]*\d (?=\S)|(?<=[^\s,;:]) (?=\d)|(?<=\S) (?=/\w)|(?<=--set) ")
 # What commands a terminal, or turns the direction of its text around.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _IN_LINES = re.compile(r"(?![\t\n])" + _CONTROL.pattern)
@@ -58,7 +58,7 @@ class Text:
         """Return the paragraph, wrapped between words; a word is never cut."""
         first, *others = self.text.split("\n")
         lines = wrap(
-            _UNBROKEN.sub(NO_BREAK, first) if self.keep_numbers else first,
+            _UNBROKEN.sub(lambda m: m[0][:-1] + NO_BREAK, first) if self.keep_numbers else first,
             width,
             initial_indent=self.start,
             subsequent_indent=" " * (len(self.start) if self.hang is None else self.hang),
