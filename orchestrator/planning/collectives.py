@@ -338,9 +338,6 @@ def _stream_exchanges(layout: Training) -> list[Exchange]:
     """The residual stream, or latents in its place, by position over `tensor`, around sublayers."""
     axes, d_model = GROUPS["tensor"], layout.model.d_model
 
-    def has_mlp_apart(block: Block) -> bool:
-        return isinstance(block.mlp, Mixture) and bool(block.mlp.own_norms)
-
     def not_again(block: Block) -> Number:
         """Inputs that the backward pass does not gather again, over the width of the stream."""
         attention = block.attention
@@ -369,7 +366,9 @@ def _stream_exchanges(layout: Training) -> list[Exchange]:
         )  # fmt: skip
 
     # A mixture and the MLP next to it are summed each by itself, before their norms.
-    apart = layout.over_layers(lambda block: int(has_mlp_apart(block)))
+    apart = layout.over_layers(
+        lambda block: int(isinstance(block.mlp, Mixture) and bool(block.mlp.own_norms))
+    )
     results = sublayers + apart
     scatters = _OUTPUT_SCATTERS * results + repeated
     return [

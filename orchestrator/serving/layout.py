@@ -244,15 +244,14 @@ class Serving(Layout):
 
     # --- exchanges of one device in a pass: bytes, and calls that pay for hops
 
-    def _over_tensor(self, block: Block) -> int:
-        """Sublayers whose results are summed over `tensor`."""
-        has_experts = any(is_of_experts(m) for m in block.mlp.matmuls)
-        return 1 if has_experts else 2
-
     @property
     def sums(self) -> Number:
-        """The sums over `tensor` of a pass; one of them of the words' vectors."""
-        return self.over_layers(self._over_tensor) + 1
+        """The sums over `tensor` of a pass: of attention, of an MLP without experts, and one of the
+        words' vectors.
+        """
+        return 1 + self.over_layers(
+            lambda block: 1 if any(is_of_experts(m) for m in block.mlp.matmuls) else 2
+        )
 
     def tensor_bytes(self, work: Pass) -> Number:
         """Sums over `tensor` of what sublayers add to the stream: each travels twice."""

@@ -120,15 +120,11 @@ class Array:
         match = _SPACE.search(self.layout)
         return (int(match[1]) if match else _HBM) == _HBM
 
-    @property
-    def minor_dimensions(self) -> tuple[int, ...]:
-        written = tuple(int(d) for d in self.layout.split(":")[0].split(",") if d.isdigit())
-        return written or tuple(reversed(range(len(self.dimensions))))
-
     @cached_property
     def padded_bytes(self) -> float:
         """Bytes in memory, where the minor dimensions are padded to whole tiles."""
-        sizes = [self.dimensions[d] for d in reversed(self.minor_dimensions)]
+        minor_first = [int(d) for d in self.layout.split(":")[0].split(",") if d.isdigit()]
+        sizes = [self.dimensions[d] for d in reversed(minor_first)] or list(self.dimensions)
         tiles = _TILE.search(self.layout)
         tile = numbers(tiles[1]) if tiles else ()
         for back, length in enumerate(reversed(tile), start=1):

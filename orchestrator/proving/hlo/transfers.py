@@ -34,7 +34,13 @@ class SliceLinks:
     def group_rate(self, members: tuple[int, ...], most_axes: int | None) -> float:
         """Bytes per second at which each member receives, over `most_axes` torus axes at once."""
         at = self._places[np.array(members)]
-        spans = [self._axis_rate(at[:, axis], axis) for axis in range(at.shape[1])]
+        spans = [0.0] * at.shape[1]
+        for axis, values in enumerate(map(np.unique, at.T)):
+            if len(values) > 1:
+                # A ring has both directions, a line one; interleaved groups share each link.
+                stride = int(values[1] - values[0])
+                closes = self.torus.wraps[axis] and len(values) * stride == self.torus.lengths[axis]
+                spans[axis] = self.torus.link_bytes_per_s[axis] * (2 if closes else 1) / stride
         torus, die = spans[: self._torus_axes], sum(spans[self._torus_axes :])
         used = sorted((rate for rate in torus if rate), reverse=True)
         if most_axes is not None and len(used) > most_axes:
@@ -43,15 +49,6 @@ class SliceLinks:
             used = [doubled] * most_axes
         share = 1.0 if die else 1.0 / self.torus.devices_per_chip
         return sum(used) * share or die
-
-    def _axis_rate(self, at: _Ints, axis: int) -> float:
-        """A ring has both directions, a line one; interleaved groups share each link."""
-        values = np.unique(at)
-        if len(values) < 2:
-            return 0.0
-        stride = int(values[1] - values[0])
-        closes = self.torus.wraps[axis] and len(values) * stride == self.torus.lengths[axis]
-        return self.torus.link_bytes_per_s[axis] * (2 if closes else 1) / stride
 
     def group_hops(self, members: tuple[int, ...]) -> int:
         """Half way round a ring, to the far end of a line, on each axis."""
