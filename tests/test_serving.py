@@ -1,6 +1,7 @@
 """Serving specs: read, planned, shown, derived and refused."""
 
 import json
+import re
 import time
 from dataclasses import replace
 from math import prod
@@ -22,7 +23,7 @@ from orchestrator.reading.schema import serving_schema
 from orchestrator.serving import step
 from orchestrator.serving.layout import STORED_BYTES, decode, layouts, prefill
 from orchestrator.serving.planner import NotServed, layout_of, make_serving_plan, mix_of
-from orchestrator.values.serving import ServingMesh, ServingPlan, ServingSpec
+from orchestrator.values.serving import ServingForecast, ServingMesh, ServingPlan, ServingSpec
 from tests.conftest import ROOT, RunOrch
 from tests.test_spec_schema import EditorLoader
 
@@ -219,14 +220,16 @@ def test_prefill_flops_are_those_of_the_book() -> None:
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_bounds_and_intervals_are_in_order(path: Path) -> None:
-    forecast = planned(path).forecast
+    check_order(planned(path).forecast)
+
+
+def check_order(forecast: ServingForecast) -> None:
     for time_s in (forecast.ttft_s, forecast.tpot_s):
         assert time_s.lower <= time_s.low <= time_s.expected <= time_s.high
     rate = forecast.output_tokens_per_s
     assert rate.low <= rate.expected <= rate.high <= rate.lower
-    cost = forecast.dollars_per_million_output_tokens
-    assert cost is not None
-    assert cost.lower <= cost.low <= cost.expected <= cost.high
+    if cost := forecast.dollars_per_million_output_tokens:
+        assert cost.lower <= cost.low <= cost.expected <= cost.high
 
 
 def test_no_engine_is_faster_than_the_peaks() -> None:
@@ -329,6 +332,87 @@ def test_an_overload_names_the_replicas_that_serve_it() -> None:
     [option] = [word for word in str(found.value).split() if "resources.replicas=" in word]
     plan = planned(DEEPSEEK, "serve.requests_per_s=200", option.rstrip(","))
     assert plan.replicas > 2
+
+
+def random_sets(dice: np.random.Generator) -> list[str]:
+    """Return what makes another legal spec of the book's, but for engines without runs."""
+
+    def one_of(*values: object) -> object:
+        return values[dice.integers(len(values))]
+
+    chip = catalog.chip(str(one_of(*catalog.chips())))
+    mixed = "[{tokens: %d, share: 80%%}, {tokens: %d, share: 20%%}]"
+    sets = {
+        "serve.model": one_of(*catalog.models()),
+        "serve.weights": one_of("bf16", "int8", "fp8", "int4", "fp4"),
+        "serve.kv_cache": one_of("bf16", "int8", "fp4"),
+        "serve.prompt": one_of(1, 100, 8192, 131072, mixed % (100, 1000), mixed % (1024, 65536)),
+        "serve.output": one_of(1, 128, 8192, mixed % (1, 1000)),
+        "serve.chunk": one_of(1, 2048, 100_000),
+        "serve.concurrency": "null",
+        "resources.chip": chip.name,
+        "resources.topology": one_of(*catalog.topologies(chip)),
+        "resources.replicas": one_of(1, 2, 7),
+    }
+    load = one_of("", "serve.requests_per_s", "serve.concurrency")
+    if load:
+        sets[str(load)] = one_of(1, 10, 3000)
+    for wish in ("ttft", "tpot"):
+        if dice.random() < 0.5:
+            limit, percentile = one_of("1ms", "50ms", "60s"), one_of(1, 50, 99.9)
+            sets[f"serve.{wish}"] = f"{{time: {limit}, percentile: {percentile}}}"
+    return [f"{key}={value}" for key, value in sets.items()]
+
+
+def test_random_specs_have_a_plan_in_order_or_an_error_with_a_way_out() -> None:
+    dice, served, refused = np.random.default_rng(4), 0, list[str]()
+    for _ in range(80):
+        try:
+            check_order(planned(BOOK, *random_sets(dice)).forecast)
+            served += 1
+        except SpecError as error:
+            refused.append(str(error))
+    assert served > 20
+    assert len(refused) > 20
+    for text in refused:
+        assert re.search("--set [a-z]|another chip or model|, must be ", text)
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ("serve.model=llama3-405b", "serve.prompt=100", "serve.output=1024",
+         "serve.concurrency=64", "resources.chip=gb300", "resources.topology=72"),
+        ("serve.model=qwen3-235b-a22b", "serve.prompt=1K", "serve.concurrency=1",
+         "resources.topology=16x16"),
+        ("serve.prompt=[{tokens: 100, share: 80%}, {tokens: 1000, share: 20%}]",
+         "serve.ttft={time: 60s, percentile: 95}", "serve.concurrency=8"),
+    ],
+)  # fmt: skip
+def test_no_expected_time_is_below_its_bound(sets: tuple[str, ...]) -> None:
+    """Prompts shorter than a chunk, experts that only prompts read, and a long prompt of many."""
+    check_order(planned(BOOK, *sets).forecast)
+
+
+def test_an_overload_of_a_slice_without_room_ends_with_replicas_of_a_larger_one() -> None:
+    sets = ("serve.concurrency=null", "serve.requests_per_s=10", "resources.topology=2x2")
+    for prompt in (8192, 131072):
+        with pytest.raises(NotServed, match="not one request") as found:
+            planned(BOOK, *sets, f"serve.prompt={prompt}")
+        options = str(found.value).partition("served: ")[2].split(" --set ")
+        options[0] = options[0].removeprefix("--set ")
+        assert [option.partition("=")[0] for option in options] == [
+            "resources.topology", "resources.replicas",
+        ]  # fmt: skip
+        assert planned(BOOK, *sets, f"serve.prompt={prompt}", *options).replicas > 1
+
+
+def test_fewer_requests_than_copies_are_not_said_to_lack_room() -> None:
+    with pytest.raises(NotServed, match="leave idle some of the 4 copies") as found:
+        planned(BOOK, "serve.concurrency=2", "resources.topology=2x4", "resources.replicas=4")
+    [option] = [word for word in str(found.value).split() if "resources.replicas=" in word]
+    sets = ("serve.concurrency=2", "resources.topology=2x4")
+    assert planned(BOOK, *sets, option).replicas == 2
 
 
 def test_no_mesh_of_a_slice_divides_an_odd_model() -> None:

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import ceil, inf
+from math import inf
 
 from orchestrator import catalog
 from orchestrator.errors import NoSuchSlice, SpecError
 from orchestrator.formatting import DAY_S, HOUR_S
 from orchestrator.planning.offers import OfferRequest
-from orchestrator.serving.planner import NotServed, make_serving_plan
+from orchestrator.serving.planner import with_enough_replicas
 from orchestrator.values.codec import Value
 from orchestrator.values.serving import ANY_ENGINE, ServingPlan, ServingSpec
 
@@ -89,7 +89,7 @@ def _candidates(spec: ServingSpec, name: str, price: float) -> Iterator[ServingS
 def _offer(spec: ServingSpec, days: float, budget: float | None) -> ServingOffer:
     plan, why = None, ""
     try:
-        plan = _served(spec)
+        plan = with_enough_replicas(spec)
     except SpecError as error:
         why = error.message
     dollars = None
@@ -106,19 +106,3 @@ def _offer(spec: ServingSpec, days: float, budget: float | None) -> ServingOffer
         plan=plan,
         why=why,
     )
-
-
-def _served(spec: ServingSpec) -> ServingPlan:
-    wanted = spec.serve.requests_per_s
-    if wanted is None:
-        return make_serving_plan(spec)
-    # As many as one replica serves with all requests that its wishes allow.
-    full = make_serving_plan(replace(spec, serve=replace(spec.serve, requests_per_s=None)))
-    replicas = ceil(wanted / full.forecast.requests_per_s.expected - 1e-9)
-    for more in (replicas, replicas + 1, ceil(replicas * 1.1) + 1):
-        resources = replace(spec.resources, replicas=more)
-        try:
-            return make_serving_plan(replace(spec, resources=resources))
-        except NotServed as error:
-            last = error
-    raise last

@@ -1,6 +1,6 @@
 """Serving spec to ServingPlan: the best layout of a slice with as many requests as wishes allow."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from math import ceil, exp, floor, log10
@@ -18,6 +18,7 @@ from orchestrator.planning.torus import Floats
 from orchestrator.serving import load, step
 from orchestrator.serving.layout import AXES, Serving, decode, layouts, prefill
 from orchestrator.serving.step import memory_of, pass_lines
+from orchestrator.values.codec import MOST_SLICES
 from orchestrator.values.model import Model
 from orchestrator.values.plan import Plan
 from orchestrator.values.serving import (
@@ -101,6 +102,8 @@ class _Points:
     tpot_s: Floats
     ttft_s: Floats
     mean_tpot_s: Floats
+    ttft_lower_s: Floats
+    tpot_lower_s: Floats
     copies: Floats
     output: float
 
@@ -109,15 +112,26 @@ class _Points:
         return np.asarray(self.copies * self.batch / self.mean_tpot_s)
 
     def at(self, place: tuple[int, int]) -> dict[str, float]:
-        names = ("batch", "tpot_s", "ttft_s", "mean_tpot_s", "output_tokens_per_s")
+        names = (*(field.name for field in fields(self)[:-2]), "output_tokens_per_s")
         return {name: float(getattr(self, name)[place]) for name in names}
 
 
 def _points(layout: Serving, batch: Number, serve: Serve, engine: ServingConstants) -> _Points:
     mix = mix_of(serve)
-    found = step.rates(*step.mix_work(layout, batch, mix), mix.chunks, engine)
+    decoded, chunked = step.mix_work(layout, batch, mix)
+    found = step.rates(decoded, chunked, mix.chunks, engine)
     ttft, tpot = serve.ttft or ANY_WISH, serve.tpot or ANY_WISH
-    chunks = _at_percentile(serve.prompt, ttft.percentile) / serve.chunk
+    # TTFT is that of a prompt at its percentile, with the attention and the steps of its own.
+    length = float(_at_percentile(serve.prompt, ttft.percentile))
+    own = mix._replace(prompt=length, positions=length)
+    prompt = step.mix_work(layout, batch, own)[1]
+    own_s = (
+        step.rates(decoded, prompt, own.chunks, engine).added_s + ceil(own.chunks) * found.step_s
+    )
+    ttft_s = own_s + step.waits_s(found, batch, mix.chunks, mix.output, ttft.percentile)
+    tpot_s = step.tpot_at(found, batch, mix.output, tpot.percentile)
+    # Prompts read experts that a step of few requests does not, which engines' steps leave out.
+    ttft_lower_s, tpot_lower_s = own.chunks * step.lower_s(prompt), step.lower_s(decoded)
     shape = np.broadcast_shapes(np.shape(batch), np.shape(found.step_s))
 
     def filled(values: Number) -> Floats:
@@ -125,9 +139,11 @@ def _points(layout: Serving, batch: Number, serve: Serve, engine: ServingConstan
 
     return _Points(
         batch=filled(batch),
-        tpot_s=filled(step.tpot_at(found, batch, mix.output, tpot.percentile)),
-        ttft_s=filled(step.ttft_s(found, batch, mix.chunks, chunks, mix.output, ttft.percentile)),
+        tpot_s=filled(np.maximum(tpot_s, tpot_lower_s)),
+        ttft_s=filled(np.maximum(ttft_s, ttft_lower_s)),
         mean_tpot_s=filled(found.tpot_s(batch, mix.output)),
+        ttft_lower_s=filled(ttft_lower_s),
+        tpot_lower_s=filled(tpot_lower_s),
         copies=np.broadcast_to(layout.mesh["data"], shape),
         output=mix.output,
     )
@@ -152,8 +168,15 @@ class _Searched:
         return np.maximum(self.points.ttft_s / ttft, self.points.tpot_s / tpot)
 
 
-def searched(spec: ServingSpec) -> _Searched:
+def searched(spec: ServingSpec, *, advise: bool = True) -> _Searched:
+    """Return what the layouts of a slice do. `NotServed` has a way out, which is planned itself;
+    what is planned for that does without one, so that no way out asks for another.
+    """
     serve, resources = spec.serve, spec.resources
+
+    def refused(text: str, way_out: Callable[[], str]) -> NotServed:
+        return NotServed(text + way_out() if advise else text)
+
     chip = catalog.chip_of(resources)
     topology = catalog.topology(chip, resources.topology)
     layout = layouts(chip, topology, serve.model, serve.weights, serve.kv_cache, resources.mesh)
@@ -162,8 +185,8 @@ def searched(spec: ServingSpec) -> _Searched:
         no_mesh_text = (
             f"no mesh of {_slice_text(spec)} divides {model.name}: tensor divides its {model.heads}"
             f" heads and d_ff {model.d_ff:,}; attention splits requests of a mixture alone"
-        ) + _way_out(spec)
-        raise NotServed(no_mesh_text)
+        )
+        raise refused(no_mesh_text, lambda: _way_out(spec))
     engine = constants_of(serve.engine, chip.name)
     # Every copy holds at least the longest request, and as many as have room at their full length.
     longest = max(x.tokens for x in serve.prompt) + max(x.tokens for x in serve.output)
@@ -180,8 +203,8 @@ def searched(spec: ServingSpec) -> _Searched:
             f"{spec.serve.model.name} on {_slice_text(spec)}: not one request of {longest:,} tokens"
             f" fits. A device has {in_memory(best.hbm_bytes)}: weights take {in_memory(weights)},"
             f" a step {in_memory(work)} and the cache {in_memory(cache)}"
-        ) + _way_out(spec)
-        raise NotServed(no_room_text)
+        )
+        raise refused(no_room_text, lambda: _way_out(spec))
     replicas = resources.replicas * layout.mesh["data"]
     if serve.concurrency is not None:
         batch: Any = serve.concurrency / replicas
@@ -200,20 +223,25 @@ def searched(spec: ServingSpec) -> _Searched:
         points = _points(layout, batch, serve, engine)
         fits = served & (most >= 1)
         if not fits.any():
-            most_s = float((rate * replicas).max())
-            raise NotServed(_overload_text(spec, serve.requests_per_s, most_s))
+            most_s = float(np.where(most >= 1, rate * replicas, 0).max())
+            overload_text = (
+                f"serve.requests_per_s: {_slice_text(spec)} can serve {most_s:.3g} requests/s at"
+                f" most, not {serve.requests_per_s:g}"
+            )
+            raise refused(overload_text, lambda: _more_replicas_text(spec, most_s))
     else:
         fits = (points.batch <= most + 1e-9) & (points.batch >= 1) & (most >= 1)
         if not fits.any():
-            raise NotServed(_too_many_text(spec, layout, most))
+            assert serve.concurrency is not None  # the others are tried with what fits
+            raise NotServed(_misfit_text(spec, serve.concurrency, layout, most))
     return _Searched(spec, layout, most, points, fits, engine)
 
 
-def make_serving_plan(spec: ServingSpec) -> ServingPlan:
+def make_serving_plan(spec: ServingSpec, *, advise: bool = True) -> ServingPlan:
     """Return the layout with the most output tokens/s that meets the wishes, or raise `NotServed`;
     at a given rate of requests, the one with the least time between tokens.
     """
-    found = searched(spec)
+    found = searched(spec, advise=advise)
     met = found.fits & (found.excess <= 1)
     if not met.any():
         raise NotServed(_unmet_text(found))
@@ -279,11 +307,9 @@ def _forecast(
             low=per_token / rate.high, high=per_token / rate.low,
         )  # fmt: skip
     lines = pass_lines(layout, decode(batch, mix.context))
-    ttft_chunks = _at_percentile(serve.prompt, (serve.ttft or ANY_WISH).percentile) / mix.prompt
-    ttft_lower = ttft_chunks * mix.chunks * step.as_float(step.lower_s(chunked))
     return ServingForecast(
-        ttft_s=_time(ttft_lower, point["ttft_s"], engine.spread),
-        tpot_s=_time(step.as_float(step.lower_s(decoded)), point["tpot_s"], engine.spread),
+        ttft_s=_time(point["ttft_lower_s"], point["ttft_s"], engine.spread),
+        tpot_s=_time(point["tpot_lower_s"], point["tpot_s"], engine.spread),
         output_tokens_per_s=rate,
         output_tokens_per_s_chip=_scaled(rate, 1 / chips),
         requests_per_s=_scaled(rate, 1 / mix.output),
@@ -367,42 +393,65 @@ def _slice_text(spec: ServingSpec) -> str:
     return f"{slices}{resources.chip} {resources.topology}"
 
 
-def _too_many_text(spec: ServingSpec, layout: Serving, most: Floats) -> str:
-    copies = layout.mesh["data"] * spec.resources.replicas
-    fits = int((most * copies).max())
-    wanted = spec.serve.concurrency
-    if wanted is not None and wanted < spec.resources.replicas:
+def _misfit_text(spec: ServingSpec, wanted: int, layout: Serving, most: Floats) -> str:
+    """Why so many requests have no room, or are fewer than there are copies of the model."""
+    copies = (layout.mesh["data"] * spec.resources.replicas)[most >= 1]
+    requests = f"serve.concurrency: {counted(wanted, 'request')}"
+    where = _slice_text(spec)
+    if (more := copies[copies > wanted]).size:
+        fewer = f"resources.replicas={wanted}"
+        change = fewer if wanted < min(copies) == spec.resources.replicas else ""
+        change = change or f"serve.concurrency={int(min(more))}"
         return (
-            f"serve.concurrency: {counted(wanted, 'request')} leaves some of"
-            f" {_slice_text(spec)} idle: write --set resources.replicas={wanted}"
+            f"{requests} in work leave idle some of the {int(min(more))} copies of the model on"
+            f" {where}: write --set {change}"
         )
+    fits = int((most[most >= 1] * copies).max())
     return (
-        f"serve.concurrency: {spec.serve.concurrency} requests have no room on"
-        f" {_slice_text(spec)}, which holds {fits}: write --set serve.concurrency={fits}, or more"
-        " replicas"
+        f"{requests} have no room on {where}, which holds {fits}: write --set"
+        f" serve.concurrency={fits}, or more replicas"
     )
 
 
-def _overload_text(spec: ServingSpec, wanted: float, most: float) -> str:
-    least = spec.resources.replicas * wanted / most if most else 0.0
-    # Planned: the first that is served, up to more than twice as many, for the wishes.
-    for replicas in (ceil(least * 1.15**n) for n in range(7 if most else 0)):
-        more = replace(spec, resources=replace(spec.resources, replicas=replicas))
+def with_enough_replicas(spec: ServingSpec, *, advise: bool = True) -> ServingPlan:
+    """Return the plan with the fewest replicas that serve the rate of requests; without a rate,
+    with those of the spec.
+    """
+    wanted = spec.serve.requests_per_s
+    if wanted is None:
+        return make_serving_plan(spec, advise=advise)
+    # As many as one replica serves with all requests that its wishes allow.
+    alone = replace(spec.serve, requests_per_s=None), replace(spec.resources, replicas=1)
+    full = make_serving_plan(replace(spec, serve=alone[0], resources=alone[1]), advise=advise)
+    replicas = ceil(wanted / full.forecast.requests_per_s.expected - 1e-9)
+    last = NotServed(f"{replicas:,} slices would serve {wanted:g} requests/s, more than may be")
+    for more in (replicas, replicas + 1, ceil(replicas * 1.1) + 1):
+        if more > MOST_SLICES:
+            break
+        resources = replace(spec.resources, replicas=more)
         try:
-            made = make_serving_plan(more)
+            return make_serving_plan(replace(spec, resources=resources), advise=False)
+        except NotServed as error:
+            last = error
+    raise last
+
+
+def _more_replicas_text(spec: ServingSpec, most: float) -> str:
+    """Return the replicas that serve an overload, or the rate that the spec's own serve."""
+    try:
+        made = with_enough_replicas(spec)
+    except NotServed as error:
+        digits = 10.0 ** (floor(log10(most)) - 1)
+        rate = floor(most / digits) * digits
+        fewer = replace(spec, serve=replace(spec.serve, requests_per_s=rate))
+        try:
+            make_serving_plan(fewer, advise=False)
         except NotServed:
-            continue
-        share = made.forecast.batch / made.forecast.max_batch
-        return (
-            f"serve.requests_per_s: {_slice_text(spec)} can serve {most:.3g} requests/s at most,"
-            f" not {wanted:g}. Nearest: --set resources.replicas={replicas}, with"
-            f" {share:.0%} of the room in use"
-        )
-    digits = 10.0 ** (floor(log10(most)) - 1)
-    rounded_down = floor(most / digits) * digits
+            return f"; and with any number of slices, {error}"
+        return f": write --set serve.requests_per_s={rate:g}"
+    share = made.forecast.batch / made.forecast.max_batch
     return (
-        f"serve.requests_per_s: {_slice_text(spec)} can serve {most:.3g} requests/s at most, not"
-        f" {wanted:g}: write --set serve.requests_per_s={rounded_down:g}"
+        f". Nearest: --set resources.replicas={made.replicas}, with {share:.0%} of the room in use"
     )
 
 
@@ -427,7 +476,7 @@ def _unmet_text(found: _Searched) -> str:
                 f" layout of {_slice_text(spec)}; the nearest has {seconds(float(time_s))},"
                 f" with {counted(round(float(points.batch[place])), 'request')} in work"
             )
-            written = f"{1000 * wishes[name].time:g}ms"
+            written = f"{time:.12g}s" if time >= 1 else f"{1000 * time:.12g}ms"
             options.append(f"--set serve.{name}.time={written}")
     made = make_serving_plan(replace(spec, serve=replace(serve, **wishes)))
     rate = made.forecast.output_tokens_per_s.expected
@@ -438,7 +487,9 @@ def _unmet_text(found: _Searched) -> str:
 
 
 def _way_out(spec: ServingSpec) -> str:
-    """Return the smallest larger slice that serves the spec, or the narrow types that do."""
+    """Return the smallest larger slice that serves the spec, or the narrow types that do; where
+    none meets its wishes, one that serves it without.
+    """
     chip = catalog.chip_of(spec.resources)
     chips = catalog.topology(chip, spec.resources.topology).chips
     tries: list[tuple[str, ServingSpec]] = []
@@ -452,11 +503,19 @@ def _way_out(spec: ServingSpec) -> str:
         serve = replace(spec.serve, weights="int8", kv_cache="int8")
         change = "serve.weights=int8 --set serve.kv_cache=int8"
         tries.insert(0, (change, replace(spec, serve=serve)))
-    for change, other in tries:
-        try:
-            search = searched(other)
-        except SpecError:
-            continue
-        if search.fits.any():
-            return f". Nearest that is served: --set {change}"
+    for unwished in (False, True):
+        for change, other in tries:
+            free = replace(other.serve, ttft=None, tpot=None)
+            try:
+                made = with_enough_replicas(
+                    replace(other, serve=free) if unwished else other, advise=False
+                )
+            except SpecError:
+                continue
+            options = [change]
+            if made.replicas != spec.resources.replicas:
+                options.append(f"resources.replicas={made.replicas}")
+            wishes = [key for key in ("ttft", "tpot") if unwished and getattr(spec.serve, key)]
+            options += [f"serve.{key}=null" for key in wishes]
+            return f". Nearest that is served: --set {' --set '.join(options)}"
     return ". No larger slice of this chip serves it either: take another chip or model"

@@ -163,22 +163,19 @@ def bound_tpot_s(decoded: PassWork, chunked: PassWork, prompts: Number) -> Numbe
 # --- waiting, where requests arrive at random
 
 
-def ttft_s(
-    found: _Rates, batch: Number, chunks: float, own_chunks: float, output: float,
-    percentile: float,
-) -> Number:  # fmt: skip
-    """Seconds until the first token at a percentile, of a prompt of `own_chunks`. It waits for the
-    step that runs, for prompts before its own, and for its own chunks, each in a step that decodes
-    too. The queue of prompts is M/D/1: of a load r, a wait is over t for about
-    r exp(-2 (1 - r) t / service).
+def waits_s(
+    found: _Rates, batch: Number, chunks: float, output: float, percentile: float
+) -> Number:
+    """Seconds at a percentile until the prefill of a request begins: it waits for the step that
+    runs and for prompts before its own. The queue of prompts is M/D/1: of a load r, a wait is over
+    t for about r exp(-2 (1 - r) t / service).
     """
     share = percentile / 100
     service = found.added_s + chunks * found.step_s
     per_s = batch / found.tpot_s(batch, output) / output
     load = np.minimum(per_s * service, 0.98)
     tail = np.log(np.maximum(load / (1 - share), 1.0))
-    own = own_chunks / chunks * found.added_s + np.ceil(own_chunks) * found.step_s
-    return share * found.step_s + service / (2 * (1 - load)) * tail + own
+    return share * found.step_s + service / (2 * (1 - load)) * tail
 
 
 def tpot_at(found: _Rates, batch: Number, output: float, percentile: float) -> Number:
