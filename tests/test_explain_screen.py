@@ -18,7 +18,7 @@ from orchestrator.formatting import lasting, span
 from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.planning.planner import make_plan
 from orchestrator.show import explain_screen
-from orchestrator.show.parts import Table
+from orchestrator.show.parts import NO_BREAK, Table
 from orchestrator.show.plan_text import likely
 from orchestrator.values import codec
 from tests.conftest import ROOT, HoldGolden
@@ -256,3 +256,9 @@ def test_the_same_spec_has_the_same_bytes() -> None:
         for seed in ("1", "2")
     ]  # fmt: skip
     assert texts[0] == texts[1] == codec.to_json(explanation_of("70b-one-pod"))
+
+
+def test_thousands_of_seconds_have_the_digits_with_which_they_are_put_in() -> None:
+    computed = ComputedValue(formula="86400 / failures", inputs={"failures": 7.762}, value=11131.2)
+    assert explain_screen._result(computed, "s") == f"={NO_BREAK}11,131{NO_BREAK}s"
+    assert explain_screen._number(computed.value) == "11,131"

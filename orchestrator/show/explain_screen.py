@@ -186,7 +186,7 @@ def _result(computed: explained.ComputedValue, unit: str) -> str:
     text = f"{_number(value)} {unit}".rstrip()
     if unit in ("bytes", "B/s"):
         text = fmt.with_unit(value, unit.replace("bytes", "B"), 4)
-    elif unit == "s":
+    elif unit == "s" and value < 1000:  # of more, as many digits as where it is put in
         text = fmt.seconds(value)
     elif unit == "MFU":
         text = f"{fmt.percent(value)} MFU"
