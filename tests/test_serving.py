@@ -21,9 +21,16 @@ from orchestrator.reading.load_serving import load_serving
 from orchestrator.reading.problems import SpecProblems
 from orchestrator.reading.schema import serving_schema
 from orchestrator.serving import step
+from orchestrator.serving.frontier import serving_frontier
 from orchestrator.serving.layout import STORED_BYTES, decode, layouts, prefill
 from orchestrator.serving.planner import NotServed, layout_of, make_serving_plan, mix_of
-from orchestrator.values.serving import ServingForecast, ServingMesh, ServingPlan, ServingSpec
+from orchestrator.values.serving import (
+    ServingEstimate,
+    ServingForecast,
+    ServingMesh,
+    ServingPlan,
+    ServingSpec,
+)
 from tests.conftest import ROOT, RunOrch
 from tests.test_spec_schema import EditorLoader
 
@@ -33,6 +40,11 @@ BOOK, QWEN, DEEPSEEK = (
     for name in ("llama3_70b_v5e", "qwen3_32b_v6e", "deepseek_v3_tpu7x")
 )
 ENDS = ("lower", "expected", "low", "high")
+
+
+def tpot(plan: ServingPlan) -> ServingEstimate:
+    assert plan.forecast.tpot_s is not None
+    return plan.forecast.tpot_s
 
 
 def planned(path: Path, *overrides: str) -> ServingPlan:
@@ -184,7 +196,6 @@ def test_experts_turn_later_by_their_share() -> None:
                      "bf16", ServingMesh(tensor=4, attention=4))  # fmt: skip
     assert layout is not None
     turns = step.turning_batch(layout.column(0))
-    assert turns is not None
     assert 1500 < turns < 240 * 128 / 8 * 1.1
 
 
@@ -224,7 +235,7 @@ def test_bounds_and_intervals_are_in_order(path: Path) -> None:
 
 
 def check_order(forecast: ServingForecast) -> None:
-    for time_s in (forecast.ttft_s, forecast.tpot_s):
+    for time_s in filter(None, (forecast.ttft_s, forecast.tpot_s)):
         assert time_s.lower <= time_s.low <= time_s.expected <= time_s.high
     rate = forecast.output_tokens_per_s
     assert rate.low <= rate.expected <= rate.high <= rate.lower
@@ -257,12 +268,12 @@ def test_requests_that_arrive_are_answered() -> None:
 
 
 def test_more_concurrency_never_answers_faster() -> None:
-    forecasts = [
-        planned(QWEN, "serve.tpot=10s", "serve.ttft=100s", f"serve.concurrency={n}").forecast
+    plans = [
+        planned(QWEN, "serve.tpot=10s", "serve.ttft=100s", f"serve.concurrency={n}")
         for n in (1, 4, 16, 64)
     ]
-    rates = [forecast.output_tokens_per_s.expected for forecast in forecasts]
-    times = [forecast.tpot_s.expected for forecast in forecasts]
+    rates = [plan.forecast.output_tokens_per_s.expected for plan in plans]
+    times = [tpot(plan).expected for plan in plans]
     assert rates == sorted(rates)
     assert times == sorted(times)
 
@@ -304,7 +315,7 @@ def test_a_wish_that_nothing_meets_names_the_nearest_that_is_met() -> None:
     plan = planned(QWEN, option.rstrip(","))
     wish = plan.serve.tpot
     assert wish is not None
-    assert plan.forecast.tpot_s.expected <= wish.time
+    assert tpot(plan).expected <= wish.time
     with pytest.raises(NotServed):  # and no much shorter one is met
         planned(QWEN, f"serve.tpot.time={wish.time * 900:.4g}ms")
 
@@ -415,6 +426,20 @@ def test_fewer_requests_than_copies_are_not_said_to_lack_room() -> None:
     assert planned(BOOK, *sets, option).replicas == 2
 
 
+def test_answers_of_one_token_have_no_time_between_tokens(orch: RunOrch) -> None:
+    sets = ("serve.output=1", "serve.tpot=null", "serve.ttft=null")
+    assert planned(QWEN, *sets).forecast.tpot_s is None
+    options = [word for value in sets for word in ("--set", value)]
+    assert "none: answers of one token" in orch("plan", str(QWEN), *options).stdout
+    load = orch("plan", str(QWEN), *options, "--load", "poisson")
+    assert load.returncode == 0, load.stderr
+    assert "none: answers of one token" in load.stdout
+    with pytest.raises(SpecProblems, match="nothing is between tokens"):
+        planned(QWEN, "serve.output=1")
+    with pytest.raises(NotServed, match="answers of one token"):
+        serving_frontier(changed(QWEN, *sets))
+
+
 def test_no_mesh_of_a_slice_divides_an_odd_model() -> None:
     with pytest.raises(SpecError, match="no mesh of v6e 2x4 divides"):
         planned(QWEN, "resources.mesh.tensor=3")
@@ -430,7 +455,8 @@ def test_the_derivation_comes_to_the_plan(path: Path) -> None:
     values = {line.symbol: line.computed.value for part in sheet.sections for line in part.lines}
     work = sum(line.value for line in forecast.decode)
     assert values["lower"] <= work
-    assert values["lower"] == pytest.approx(forecast.tpot_s.lower)
+    assert values["lower"] == pytest.approx(tpot(sheet.plan).lower)
+    assert values["turns"] == pytest.approx(forecast.turns_at, rel=1e-6)
     if sheet.plan.serve.requests_per_s is None:
         rate = forecast.output_tokens_per_s.expected
         assert values["rate"] == pytest.approx(rate, rel=1e-9)
@@ -439,6 +465,13 @@ def test_the_derivation_comes_to_the_plan(path: Path) -> None:
         assert values["cost"] == pytest.approx(cost.expected)
     else:
         assert values["rate"] == pytest.approx(forecast.output_tokens_per_s.expected, rel=0.02)
+
+
+def test_a_derivation_without_experts_has_no_line_of_zeros() -> None:
+    sheet = orch.explain_serving(BOOK)
+    symbols = {line.symbol for part in sheet.sections for line in part.lines}
+    assert not symbols & {"t_X", "t_XF", "s_X", "c_X"}
+    assert "L_moe" not in {entry.symbol for entry in sheet.inputs}
 
 
 def test_every_source_of_a_derivation_is_in_the_catalog() -> None:

@@ -10,7 +10,7 @@ from orchestrator.serving.layout import layouts
 from orchestrator.serving.planner import make_serving_plan, mix_of
 from orchestrator.serving.step import as_float
 from orchestrator.values.serving import ServingMesh
-from tests.test_serving import BOOK, changed
+from tests.test_serving import BOOK, changed, tpot
 
 QUOTES = [figure for part in quoted() for figure in part.figures]
 
@@ -123,7 +123,7 @@ def test_the_planner_agrees_with_the_book() -> None:
     # The head in bf16 takes 1.05 GB more than in int8, and the embedding is not read.
     read = lines["weights"].value + lines["KV cache"].value
     assert read * 1e3 == pytest.approx(17.3, rel=0.01)
-    assert plan.forecast.tpot_s.lower == pytest.approx(read)
+    assert tpot(plan).lower == pytest.approx(read)
 
 
 def test_explain_quotes_the_book_for_its_model_and_chip() -> None:

@@ -19,6 +19,7 @@ from orchestrator.values.serving import LengthShare
 from tests.conftest import ROOT, RunOrch
 from tests.journals import run_request, tiny_plan
 from tests.reports import finished_run, timed
+from tests.test_serving import tpot
 
 PLAN = tiny_plan()
 
@@ -47,7 +48,7 @@ def test_a_run_is_served_as_its_written_spec_is(orch: RunOrch, tmp_path: Path) -
     changed = orch_api.plan_serving(written, ("serve.weights=int8", "serve.prompt=2048"))
     shown = json.loads(done.stdout)
     assert shown["serve"]["weights"] == "int8"
-    assert shown["forecast"]["tpot_s"]["expected"] == changed.forecast.tpot_s.expected
+    assert shown["forecast"]["tpot_s"]["expected"] == tpot(changed).expected
     refused = orch(*words, "--by", "30d")
     assert refused.returncode == 2
     assert "--by goes with" in refused.stderr

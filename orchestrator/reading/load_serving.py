@@ -79,6 +79,10 @@ def _problems(
         message = "is given with serve.requests_per_s, must be left out: one follows from the other"
         key = "serve.concurrency"
         yield file.place(key).problem("rate-and-concurrency", key, message, "remove one of the two")
+    if "tpot" in serve and all(length["tokens"] == 1 for length in serve["output"]):
+        message = "is given for answers of one token, must be left out: nothing is between tokens"
+        key = "serve.tpot"
+        yield file.place(key).problem("tpot-of-one-token", key, message, "wish for serve.ttft")
     engine = serve.get("engine", ANY_ENGINE)
     known = learned().constants
     if engine != ANY_ENGINE and chip.name not in known[engine]:

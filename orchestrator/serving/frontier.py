@@ -52,6 +52,11 @@ class ServingFrontier(Value):
 
 def serving_frontier(spec: ServingSpec) -> ServingFrontier:
     """Return the frontier of a slice of a spec, with as many requests as there is room for."""
+    if spec.serve.output_tokens == 1:
+        raise NotServed(
+            "answers of one token have no time between tokens to weigh against throughput: write"
+            " --set serve.output=256"
+        )
     free = replace(spec.serve, requests_per_s=None, concurrency=None)
     found = searched(replace(spec, serve=free, resources=replace(spec.resources, replicas=1)))
     layout, batch, mix = found.layout, found.points.batch, mix_of(free)

@@ -33,7 +33,8 @@ class Percentiles(Value):
 
 class ServingLoad(Value):
     """What requests see that arrive at random. `waits_s` is the part of TTFT before a request's own
-    prefill begins; `busy` the share of time in which a copy takes steps.
+    prefill begins; `busy` the share of time in which a copy takes steps. Answers of one token have
+    no TPOT.
     """
 
     arrivals: str
@@ -41,7 +42,7 @@ class ServingLoad(Value):
     requests: int
     requests_per_s: float
     ttft_s: Percentiles
-    tpot_s: Percentiles
+    tpot_s: Percentiles | None
     waits_s: Percentiles
     busy: float
     most_in_work: int

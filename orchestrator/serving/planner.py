@@ -309,7 +309,9 @@ def _forecast(
     lines = pass_lines(layout, decode(batch, mix.context))
     return ServingForecast(
         ttft_s=_time(point["ttft_lower_s"], point["ttft_s"], engine.spread),
-        tpot_s=_time(point["tpot_lower_s"], point["tpot_s"], engine.spread),
+        tpot_s=_time(point["tpot_lower_s"], point["tpot_s"], engine.spread)
+        if mix.output > 1
+        else None,
         output_tokens_per_s=rate,
         output_tokens_per_s_chip=_scaled(rate, 1 / chips),
         requests_per_s=_scaled(rate, 1 / mix.output),
@@ -377,9 +379,10 @@ def loaded(
         arrivals = load.Requests(*(column[::copies] for column in given))
         per_s = len(arrivals.arrival_s) / max(float(np.ptp(arrivals.arrival_s)), 1e-9)
     ttft_s, tpot_s, waits_s, busy, in_work = load.simulated(arrivals, costs)
+    tpot_s = tpot_s[arrivals.output > 1]
     return load.ServingLoad(
         arrivals=kind, seed=seed, requests=len(arrivals.arrival_s), requests_per_s=per_s * copies,
-        ttft_s=load.percentiles(ttft_s), tpot_s=load.percentiles(tpot_s[arrivals.output > 1]),
+        ttft_s=load.percentiles(ttft_s), tpot_s=load.percentiles(tpot_s) if tpot_s.size else None,
         waits_s=load.percentiles(waits_s), busy=busy, most_in_work=in_work * copies,
     )  # fmt: skip
 

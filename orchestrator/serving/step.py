@@ -198,23 +198,16 @@ def _normal_quantile(share: float) -> float:
     return value if share > 0.5 else -value
 
 
-def turning_batch(layout: Serving) -> float | None:
-    """The requests of a copy with which products with weights take as long as reading these; None
-    where they never do. Of experts more are read with more requests.
+def turning_batch(layout: Serving) -> float:
+    """The requests of a copy with which products with weights take as long as reading these. Of
+    experts more are read with more requests.
     """
-    few, many = 1.0, 2.0**24
-
-    def surplus(batch: float) -> float:
-        work = work_of(layout, decode(np.array([[batch]]), 1.0))
+    turns, before = 2.0**24, 0.0  # requests that read every expert
+    while abs(turns - before) > turns * 1e-9:
+        work, before = work_of(layout, decode(turns, 1.0)), turns
         read = as_float(work.weights) + as_float(work.expert_weights)
-        return as_float(work.matmul) + as_float(work.expert_matmul) - read
-
-    if surplus(many) < 0:
-        return None
-    while many / few > 1.001:
-        middle = sqrt(few * many)
-        few, many = (few, middle) if surplus(middle) > 0 else (middle, many)
-    return many
+        turns *= read / (as_float(work.matmul) + as_float(work.expert_matmul))
+    return turns
 
 
 def as_float(value: Any) -> float:

@@ -22,6 +22,7 @@ from orchestrator.values.serving import (
 )
 
 _INTERVAL = "80 % interval"
+_NO_TPOT = "none: answers of one token"
 _FIGURES = {"output_tokens": "output tokens/s", "tpot": "TPOT", "ttft": "TTFT",
             "cache_room": "room for cache"}  # fmt: skip
 
@@ -63,7 +64,7 @@ def serving_screen(
     rows = [
         ("fits", f"yes: {fmt.in_memory(used)} of {fmt.in_memory(memory.hbm_bytes)} per device"),
         ("TTFT", _wish(serve.ttft, forecast.ttft_s)),
-        ("TPOT", _wish(serve.tpot, forecast.tpot_s)),
+        ("TPOT", _wish(serve.tpot, forecast.tpot_s) if forecast.tpot_s else _NO_TPOT),
         ("output", f"{fmt.scaled(rate.expected)} tokens/s, {output}"),
     ]  # fmt: skip
     if cost := forecast.dollars_per_million_output_tokens:
@@ -117,9 +118,7 @@ def _decisions(plan: ServingPlan) -> list[ui.Row]:
     if plan.active_parameters != plan.parameters:
         active = f", {fmt.scaled(plan.active_parameters, 4)} of them active"
     mesh = ", ".join(f"{name} {size}" for name, size in plan.mesh.items() if size > 1)
-    turns = "never"
-    if forecast.turns_at is not None:
-        turns = f"from {fmt.counted(round(forecast.turns_at), 'request')} in work of a copy"
+    turns = f"from {fmt.counted(round(forecast.turns_at), 'request')} in work of a copy"
     room = fmt.counted(forecast.max_batch, "request")
     per_token = fmt.with_unit(forecast.kv_bytes_per_token, "B", 4)
     per_request = fmt.in_memory(forecast.kv_bytes_per_request)
@@ -132,7 +131,8 @@ def _decisions(plan: ServingPlan) -> list[ui.Row]:
     if serve.requests_per_s is not None:
         asked = f"{serve.requests_per_s:g} requests/s"
     requests = (
-        f"{asked}; prompts of {_lengths(serve.prompt)}, answers of {_lengths(serve.output)} tokens"
+        f"{asked}; prompts of {_lengths(serve.prompt)}, answers of {_lengths(serve.output)}"
+        f" {'token' if forecast.tpot_s is None else 'tokens'}"
     )
     return [
         ("model", f"{serve.model.name}, {fmt.scaled(plan.parameters, 4)} parameters{active}"),
@@ -162,7 +162,9 @@ def _lines(lines: tuple[LedgerLine, ...]) -> ui.Table:
 def _estimates(plan: ServingPlan) -> ui.Table:
     forecast = plan.forecast
 
-    def row(name: str, figure: ServingEstimate, show: ui.Show) -> ui.Row:
+    def row(name: str, figure: ServingEstimate | None, show: ui.Show) -> ui.Row:
+        if figure is None:
+            return name, "", "none", ""
         ends = fmt.span(show(figure.low), show(figure.high))
         return name, show(figure.lower), show(figure.expected), ends
 
@@ -184,10 +186,12 @@ def _verdict(plan: ServingPlan) -> str:
     forecast = plan.forecast
     cost = forecast.dollars_per_million_output_tokens
     price = f" at ${cost.expected:,.2f} per million output tokens" if cost else ""
-    return (
-        f"{fmt.scaled(forecast.output_tokens_per_s.expected)} output tokens/s{price}, a token every"
-        f" {fmt.seconds(forecast.tpot_s.expected)}."
-    )
+    every = f", a token every {_expected(forecast.tpot_s)}" if forecast.tpot_s else ""
+    return f"{fmt.scaled(forecast.output_tokens_per_s.expected)} output tokens/s{price}{every}."
+
+
+def _expected(time: ServingEstimate | None) -> str:
+    return "" if time is None else fmt.seconds(time.expected)
 
 
 def serving_offers_screen(
@@ -208,7 +212,7 @@ def serving_offers_screen(
                 offer.topology,
                 str(offer.replicas),
                 fmt.seconds(forecast.ttft_s.expected),
-                fmt.seconds(forecast.tpot_s.expected),
+                _expected(forecast.tpot_s),
                 fmt.scaled(forecast.output_tokens_per_s.expected),
                 "" if cost is None else f"${cost:,.2f}",
                 "" if offer.dollars is None else fmt.dollars(offer.dollars),
@@ -269,13 +273,17 @@ def load_screen(name: str, load: ServingLoad, next_command: str) -> ui.Screen:
     rows: list[ui.Row] = [("", "mean", "p50", "p95", "p99")]
     for label, found in (("TTFT", load.ttft_s), ("of it waiting", load.waits_s),
                          ("TPOT", load.tpot_s)):  # fmt: skip
+        if found is None:
+            rows.append((label, "none: answers of one token", "", "", ""))
+            continue
         values = (found.mean, found.p50, found.p95, found.p99)
         rows.append((label, *(fmt.seconds(value) for value in values)))
     what = (
         f"{fmt.count(load.requests)} requests, {load.arrivals}, {load.requests_per_s:.3g} a second"
     )
-    most = fmt.counted(load.most_in_work, "request")
-    work = f"steps for {fmt.percent(load.busy)} of the time, at most {most} in work"
+    work = f"steps for {fmt.percent(load.busy)} of the time"
+    if load.most_in_work:
+        work += f", at most {fmt.counted(load.most_in_work, 'request')} in work"
     verdict = f"Half of the requests wait {fmt.seconds(load.ttft_s.p50)} for the first token."
     return ui.screen(
         [ui.heading(f"{name}: {what}")],

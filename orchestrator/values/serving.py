@@ -198,7 +198,8 @@ class ServingMemory(Value):
 
 class ServingForecast(Value):
     """What the plan should do. Tokens and dollars count every replica; seconds are those of one
-    request, at the percentile of its wish. `kv_bytes_per_token` is of the whole model; `max_batch`
+    request, at the percentile of its wish; answers of one token have no time between tokens.
+    `kv_bytes_per_token` is of the whole model; `max_batch`
     is the number of requests of the full length for which all slices together have room. Decoding
     `turns_at` so many requests from bandwidth-bound to compute-bound. `prefill` and `decode` are
     the lines of a step at the peaks; the longest line of decoding names the `bound`. The constants
@@ -206,7 +207,7 @@ class ServingForecast(Value):
     """
 
     ttft_s: ServingEstimate
-    tpot_s: ServingEstimate
+    tpot_s: ServingEstimate | None
     output_tokens_per_s: ServingEstimate
     output_tokens_per_s_chip: ServingEstimate
     dollars_per_million_output_tokens: ServingEstimate | None
@@ -215,7 +216,7 @@ class ServingForecast(Value):
     kv_bytes_per_request: float
     max_batch: int
     batch: float
-    turns_at: float | None
+    turns_at: float
     bound: str
     memory: ServingMemory
     decode: tuple[LedgerLine, ...]

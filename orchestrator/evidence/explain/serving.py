@@ -113,23 +113,32 @@ def _inputs(spec: ServingSpec, plan: ServingPlan, layout: Serving) -> Iterator[I
     yield given("N", layout.vector_elements, "elements of norms and biases")
     elements = number(layout.cache_bytes(mix.context)) / mix.context / STORED_BYTES[serve.kv_cache]
     yield given("K", elements, "elements that a position has in the cache of a device, mean")
-    if layout.network.mixture_layers:
-        yield given("X", layout.expert_weight_bytes(work), "bytes of experts that a step reads")
-        yield given("X_flops", layout.expert_flops(work), "FLOPs of a step in experts")
-        yield given("X_chunk", layout.expert_flops(chunk), "FLOPs of a chunk in experts")
+    has_experts = layout.network.mixture_layers > 0
+    if has_experts:
+        turning = decode(plan.forecast.turns_at, mix.context)
+        of_step = "bytes of experts that a step reads"
+        yield from (
+            given("L_moe", layout.network.mixture_layers, "layers with experts"),
+            given("X", layout.expert_weight_bytes(work), of_step),
+            given("X_turns", layout.expert_weight_bytes(turning), f"{of_step} where it turns"),
+            given("X_flops", layout.expert_flops(work), "FLOPs of a step in experts"),
+            given("X_chunk", layout.expert_flops(chunk), "FLOPs of a chunk in experts"),
+        )
     yield given("A", layout.attention_flops(work), "FLOPs of attention in a decoding step")
     yield given("A_chunk", layout.attention_flops(chunk), "FLOPs of attention in a chunk")
     memory, peak = chip.hbm_bytes_per_s, chip.peak_flops_per_s["bf16"]
     yield given("W", step.hbm_rate(layout), "bytes per second of a device's HBM", memory.source)
-    rate = step.product_rate(layout, layout.weights)
-    yield given("C", rate, "FLOP/s of products with weights", peak.source)
-    scores = step.product_rate(layout, layout.kv_cache)
-    yield given("C_kv", scores, "FLOP/s of attention", peak.source)
+    yield given(
+        "C", step.product_rate(layout, layout.weights), "FLOP/s of products with weights",
+        peak.source,
+    )  # fmt: skip
+    yield given(
+        "C_kv", step.product_rate(layout, layout.kv_cache), "FLOP/s of attention", peak.source
+    )
     decoded, chunked = step.mix_work(layout, batch, mix)
     yield given("E", decoded.exchange, "seconds of a step on links between devices")
     yield given("E_chunk", chunked.exchange, "seconds of a chunk on links between devices")
     yield given("L", layout.network.layers, "layers")
-    yield given("L_moe", layout.network.mixture_layers, "layers with experts")
     engine = constants_of(serve.engine, chip.name)
     says = {
         "layer_s": "seconds that a layer takes at least", "mixture_s": "more where it has experts",
@@ -139,9 +148,9 @@ def _inputs(spec: ServingSpec, plan: ServingPlan, layout: Serving) -> Iterator[I
         "prefill": "x for products of prompts, besides",
     }  # fmt: skip
     for name, meaning in says.items():
-        yield given(
-            f"k_{name}", getattr(engine, name), f"engine {serve.engine}: {meaning}", _SOURCE
-        )
+        if has_experts or name not in ("mixture_s", "experts"):
+            about = f"engine {serve.engine}: {meaning}"
+            yield given(f"k_{name}", getattr(engine, name), about, _SOURCE)
     if price := plan.forecast.dollars_per_chip_hour:
         stated = spec.resources.dollars_per_chip_hour
         known = chip.dollars_per_hour.source if chip.dollars_per_hour else None
@@ -153,9 +162,17 @@ _Line = tuple[str, str, str, str]  # as in a Formula
 
 
 def _sections(layout: Serving, plan: ServingPlan) -> Iterator[tuple[str, list[_Line]]]:
-    read, multiplied, in_chunk = "0 * W", "0 * C", "0 * C"
-    if layout.network.mixture_layers:
-        read, multiplied, in_chunk = "X / W", "X_flops / C", "X_chunk / C"
+    mixture = bool(layout.network.mixture_layers)
+
+    def with_experts(formula: str, term: str) -> str:
+        return f"{formula} + {term}" if mixture else formula
+
+    def of_mixture(*lines: _Line) -> list[_Line]:
+        return list(lines) if mixture else []
+
+    each = "2 * (M + V) / a"  # FLOPs of a request in a step
+    read = "(w + X_turns)" if mixture else "w"
+    turns = f"{read} / W * C / ({with_experts(each, 'X_flops / B')})"
     yield (
         "A decoding step at the peaks of the chip",
         [
@@ -165,44 +182,56 @@ def _sections(layout: Serving, plan: ServingPlan) -> Iterator[tuple[str, list[_L
             ("cache of a request", "kv", "b_kv * K * S", "bytes"),
             ("cache read", "t_kv", "B / a * kv / W", "s"),
             ("attention", "t_A", "A / C_kv", "s"),
-            ("experts read", "t_X", read, "s"),
-            ("experts multiplied", "t_XF", multiplied, "s"),
-            ("lower bound", "lower", "max(t_w + t_kv + t_X, t_F + t_A + t_XF, E)", "s"),
-            ("requests at which it turns", "turns", "b_w * M / (2 * M / C) / W * a", "requests"),
+            *of_mixture(
+                ("experts read", "t_X", "X / W", "s"),
+                ("experts multiplied", "t_XF", "X_flops / C", "s"),
+            ),
+            (
+                "lower bound", "lower",
+                f"max({with_experts('t_w + t_kv', 't_X')}, {with_experts('t_F + t_A', 't_XF')}, E)",
+                "s",
+            ),
+            ("requests at which it turns", "turns", turns, "requests"),
         ],
-    )
+    )  # fmt: skip
+    layers = with_experts("L * k_layer_s", "L_moe * k_mixture_s")
     yield (
         "A decoding step as the engine does it",
         [
-            ("layers", "s_L", "L * k_layer_s + L_moe * k_mixture_s", "s"),
+            ("layers", "s_L", layers, "s"),
             ("matrices", "s_M", "max(k_weights * t_w, k_matmul * t_F)", "s"),
             ("attention", "s_A", "max(k_cache * t_kv, k_attention * t_A)", "s"),
             ("links", "s_E", "k_exchange * E", "s"),
-            ("experts", "s_X", "max(k_weights * t_X, k_experts * k_matmul * t_XF)", "s"),
-            ("step", "step", "s_L + s_M + s_A + s_E + s_X", "s"),
+            *of_mixture(
+                ("experts", "s_X", "max(k_weights * t_X, k_experts * k_matmul * t_XF)", "s")
+            ),
+            ("step", "step", with_experts("s_L + s_M + s_A + s_E", "s_X"), "s"),
         ],
     )
-    added = (
-        "chunks * (k_p * c_F + k_attention * A_chunk / C_kv + k_exchange * E_chunk"
-        " + k_experts * k_p * c_X)"
-    )
+    in_chunk = "k_p * c_F + k_attention * A_chunk / C_kv + k_exchange * E_chunk"
     yield (
         "Prefill",
         [
             ("chunks of a prompt", "chunks", "T / Q", ""),
             ("products of a chunk", "c_F", "2 * (Q * M + Q / T * V) / a / C", "s"),
-            ("experts of a chunk", "c_X", in_chunk, "s"),
+            *of_mixture(("experts of a chunk", "c_X", "X_chunk / C", "s")),
             ("factor of its products", "k_p", "max(k_matmul * k_prefill, 1)", ""),
-            ("what a prompt adds to steps", "added", added, "s"),
+            (
+                "what a prompt adds to steps", "added",
+                f"chunks * ({with_experts(in_chunk, 'k_experts * k_p * c_X')})", "s",
+            ),
         ],
-    )
+    )  # fmt: skip
     dollars = [
         ("dollars per 1M output tokens", "cost", f"usd * chips / {HOUR_S} / rate * 1e6", "$")
     ]
+    between = (
+        "time between tokens, mean" if plan.forecast.tpot_s else "time of the requests at work"
+    )
     yield (
         "What requests see",
         [
-            ("time between tokens, mean", "tpot", "step + B * added / G", "s"),
+            (between, "tpot", "step + B * added / G", "s"),
             ("output tokens/s", "rate", "copies * B / tpot", "tokens/s"),
             *(dollars if plan.forecast.dollars_per_chip_hour else []),
         ],
