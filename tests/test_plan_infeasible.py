@@ -6,9 +6,13 @@ from functools import partial
 
 import pytest
 
+from orchestrator.errors import SpecError
 from orchestrator.planning.infeasible import Infeasible, factored
 from orchestrator.planning.planner import make_plan
+from orchestrator.reading.load import load
+from orchestrator.run.specs import plans
 from orchestrator.values.spec import MeshRequest, Spec
+from tests.conftest import ROOT
 from tests.example_specs import TINY, spec_of
 
 ON_16 = partial(spec_of, TINY, sequences=16, length=64, chip="v5e", topology="4x4", pods=1)
@@ -119,6 +123,53 @@ def test_how_many_times_the_chips_is_said_where_a_slice_has_them() -> None:
         float(error.reasons[0].figures[f"{key}_bytes"]) for key in ("needed", "usable")
     )
     assert error.reasons[1].figures["times"] == pytest.approx(needed / usable)
+
+
+@pytest.mark.parametrize(
+    ("model", "chip", "topology", "pods", "sequences", "stages", "microbatches"),
+    [("llama-tiny", "h200", "8", 3, 1, 3, 1), ("llama3-8b", "gb200", "36", 3, 8, 27, 8)],
+)
+def test_too_few_sequences_for_the_only_pipelines_are_no_lack_of_memory(
+    model: str, chip: str, topology: str, pods: int, sequences: int, stages: int, microbatches: int
+) -> None:
+    """Three nodes and one sequence: a pipeline of three with one microbatch. GPUs are suggested."""
+    error = infeasible(
+        spec_of(model, chip=chip, topology=topology, pods=pods, sequences=sequences, tolerance=0.0)
+    )
+    assert codes(error) == ["microbatch_groups"]
+    figures = error.reasons[0].figures
+    assert (figures["stages"], figures["microbatches"]) == (stages, microbatches)
+    assert {each.chip for each in error.suggestions()} == {chip}
+    assert "inf" not in error.full_text()
+
+
+def test_what_no_policy_holds_is_said_with_the_memory_it_takes() -> None:
+    """Rows of a million positions on a100, whose hosts are unknown: HBM is what lacks."""
+    spec = spec_of(
+        "qwen3-32b", chip="a100", topology="4", pods=100, sequences=32, length=2**20, tolerance=0.1
+    )
+    error = infeasible(spec)
+    assert codes(error)[0] == "memory"
+    figures = error.reasons[0].figures
+    assert float(figures["usable_bytes"]) < float(figures["needed_bytes"]) < 1e12
+
+
+@pytest.mark.parametrize("topology", ["4x4x4", "8x8x8"])
+def test_a_model_that_nothing_divides_needs_other_chips_not_more(topology: str) -> None:
+    """Sizes of odd factors: 64 devices hold it whole, and so do 512."""
+    sizes = "layers: 32, d_model: 4097, d_ff: 14337, heads: 31, kv_heads: 31, head_dim: 128"
+    asked = [f"experiment.model={{{sizes}, vocab: 128257}}", f"resources.topology={topology}"]
+    error = infeasible(load(ROOT / "specs" / "llama3_8b_1slice.yaml", asked))
+    assert codes(error) == ["memory", "model_not_divisible", "slice_factors"]
+    assert error.reasons[1].figures["ways"] == 1
+    assert error.suggestions()
+    assert "v5p" not in {each.chip for each in error.suggestions()}
+
+
+def test_no_plans_cannot_be_asked_for() -> None:
+    """It once said that a host lacks memory."""
+    with pytest.raises(SpecError, match="count is 0"):
+        plans(spec_of(TINY, sequences=16, length=64, chip="v5e", topology="4x4", pods=1), 0)
 
 
 def test_a_policy_that_does_not_fit_leads_to_one_that_does() -> None:

@@ -30,14 +30,14 @@ def fastest_ways(layout: Training, key: Ints, margin: float) -> tuple[Ways, Leas
     number of microbatches, ascending; `margin` is the share of memory left free.
     """
     peaks, hosts = np.broadcast_arrays(peak_bytes(layout), step_work.host_bytes(layout))
+    if np.any(layout.stages > 1):  # a pipeline keeps nothing on the host
+        peaks = np.where((hosts == 0) | (layout.stages == 1), peaks, np.inf)
     fits = peaks <= layout.chip.hbm_usable_bytes.value * (1 - margin)
     least = float(peaks.min(initial=np.inf)), float(hosts[fits].min(initial=np.inf))
     if not fits.any():
         nothing = np.zeros(0, np.int64)
         return (nothing, nothing, nothing), least
     fits &= hosts <= step_work.host_limit_bytes(layout.chip) * (1 - margin)
-    if np.any(layout.stages > 1):  # a pipeline keeps nothing on the host
-        fits &= (hosts == 0) | (layout.stages == 1)
     # Seconds of a step: of recomputation, of HBM traffic of activations, and of all else that a
     # policy costs: its collective at the rate of a whole torus axis, and what nothing hides, which
     # does not count in the mean.

@@ -11,19 +11,27 @@ from orchestrator import formatting as fmt
 from orchestrator.catalog.chips import Chip
 from orchestrator.errors import SpecError
 from orchestrator.network.decoder import split_sizes
-from orchestrator.network.mesh_axes import COPIED, ICI_AXES, PADDED, PIPELINE
+from orchestrator.network.mesh_axes import COPIED, ICI_AXES, PADDED, ways
 from orchestrator.network.mlp import EXPERTS
 from orchestrator.network.rematerialization import AUTO, policy, summary_of
 from orchestrator.notes import sentence, sentences
-from orchestrator.planning import feasibility
+from orchestrator.planning import feasibility, flops
 from orchestrator.planning.nearest_specs import (
     all_meshes,
     nearest_specs,
     requested_axes,
     state_bytes,
 )
-from orchestrator.planning.search import SearchRequest, SearchResult, multiple_of
+from orchestrator.planning.search import (
+    FreePolicy,
+    SearchRequest,
+    SearchResult,
+    every_mesh,
+    make_layout,
+    multiple_of,
+)
 from orchestrator.planning.step_work import host_limit_bytes
+from orchestrator.planning.torus import NO_LINKS
 from orchestrator.values.plan import Reason, ReasonCode, Suggestion
 from orchestrator.values.spec import MeshRequest, Spec
 
@@ -40,6 +48,10 @@ _TEXTS = {
     ),
     "more_chips_needed": (
         "a slice needs at least {times:.2f} times as many chips to hold the model"
+    ),
+    "model_not_divisible": (
+        "more chips do not help: a mesh of {devices:,} devices splits the model {ways:,}-fold at"
+        " most"
     ),
     "largest_slice": (
         "no slice of {chip} has more than {most:,} chips; each slice holds the whole model, unless"
@@ -69,10 +81,6 @@ _TEXTS = {
     "no_pattern": (
         "{name}: the stages of a pipeline repeat one pattern of layers, and this model does not:"
         " without {ways} there are meshes"
-    ),
-    "microbatch_groups": (
-        "microbatches pass {chunks} chunks in groups of {stages}, the number of stages; of"
-        " {sequences:,} sequences, {per_replica:,} for each pipeline, no such group can be made"
     ),
     "pipeline_offloads": (
         "a pipeline keeps nothing on the host, and experiment.remat offloads: choose a policy that"
@@ -109,8 +117,11 @@ class Infeasible(SpecError):
     def suggestions(self) -> tuple[Suggestion, ...]:
         """Return the nearest specs that have a plan; the first call plans them, in a second."""
         if self._nearest is None:
-            lacks_memory = any(reason.code in ("memory", "host_memory") for reason in self.reasons)
-            self._nearest = nearest_specs(self.spec, lacks_memory=lacks_memory)
+            codes = {reason.code for reason in self.reasons}
+            self._nearest = nearest_specs(
+                self.spec, lacks_memory=bool(codes & {"memory", "host_memory"}),
+                is_whole="model_not_divisible" in codes,
+            )  # fmt: skip
         return self._nearest
 
     def all_reasons(self) -> tuple[Reason, ...]:
@@ -148,7 +159,7 @@ def _infeasible_text(reasons: tuple[Reason, ...], suggestions: tuple[Suggestion,
         lines += ["", "closest specs that work:"]
     for nearest in suggestions:
         options = " ".join(f"--set {shlex.quote(override)}" for override in nearest.overrides)
-        sequences = f"{nearest.sequences:,} sequences"
+        sequences = fmt.counted(nearest.sequences, "sequence")
         if nearest.batch_change:
             sequences += f" ({fmt.change_by(1 + nearest.batch_change)})"
         # Time and dollars of the plan: the expected ones, or the bound where none is expected.
@@ -169,9 +180,9 @@ def _infeasible_text(reasons: tuple[Reason, ...], suggestions: tuple[Suggestion,
 def infeasible(spec: Spec, request: SearchRequest, result: SearchResult) -> Infeasible:
     shared = {axis: ways for axis, ways in feasibility.sharing(request.mesh).items() if ways > 1}
     reasons = []
-    if request.pods % (ways := prod(shared.values())):
+    if request.pods % (slices := prod(shared.values())):
         axes = " x ".join(shared)
-        reasons.append(_reason("pods_not_divisible", pods=request.pods, axis=axes, ways=ways))
+        reasons.append(_reason("pods_not_divisible", pods=request.pods, axis=axes, ways=slices))
     if not reasons:
         found = _memory_reasons(request, result) if result.realizable else _mesh_reasons(request)
         reasons = list(found)
@@ -180,20 +191,25 @@ def infeasible(spec: Spec, request: SearchRequest, result: SearchResult) -> Infe
 
 def _memory_reasons(request: SearchRequest, result: SearchResult) -> Iterator[Reason]:
     """Yield why every placement needs more memory than a device has, or its host."""
-    chip, needed = request.chip, result.smallest_bytes
-    asked = {axis: getattr(request.mesh, axis) or 1 for axis in PIPELINE}
-    if (stages := prod(asked.values())) > 1:
-        remat, batch = request.experiment.remat, request.experiment.batch
+    chip, needed, remat = request.chip, result.smallest_bytes, request.experiment.remat
+    batch, chunks = request.experiment.batch, request.mesh.pipeline_chunks or 1
+    if not np.isfinite(needed):  # every mesh has a pipeline, and none of these can run
         if remat != AUTO and policy(remat).needs_host:
             yield _reason("pipeline_offloads")
             return
-        if not np.isfinite(needed):
-            replicas = multiple_of(request, requested_axes(request.mesh))
-            yield _reason(
-                "microbatch_groups", chunks=request.mesh.pipeline_chunks or 1, stages=stages,
-                sequences=batch.sequences, per_replica=int(batch.sequences // replicas),
-            )  # fmt: skip
-            return
+        # The mesh that lacks the fewest microbatches, each of a sequence at least.
+        named = feasibility.sizes_by_name(every_mesh(request)[1])
+        stages, multiples = ways(named, "layers"), multiple_of(request, named)
+        each = np.max(feasibility.batches_next_to(batch, multiples), axis=0) // multiples
+        passes = np.full_like(each, batch.microbatches) if batch.microbatches else each
+        nearest = int(np.argmax(passes / stages))
+        yield _microbatch_groups(
+            chunks=chunks,
+            stages=int(stages[nearest]),
+            sequences=batch.sequences,
+            microbatches=int(passes[nearest]),
+        )
+        return
     usable, most = chip.hbm_usable_bytes.value, int(chip.pod_chips.value)
     if needed <= usable:
         host = {"needed_bytes": result.smallest_host_bytes, "usable_bytes": host_limit_bytes(chip)}
@@ -201,11 +217,31 @@ def _memory_reasons(request: SearchRequest, result: SearchResult) -> Iterator[Re
         return
     memory = {"needed_bytes": needed, "usable_bytes": usable}
     yield _reason("memory", placements=result.realizable, **memory, chip=chip.name)
-    if request.topology.chips * needed <= most * usable:
+    # The most ways in which any mesh of these devices splits the model.
+    meshes = feasibility.sizes_by_name(all_meshes(request, MeshRequest()))
+    rows = make_layout(request, meshes, batch.sequences, 1, FreePolicy(), NO_LINKS)
+    parameters = flops.parameters(request.experiment.model)
+    split = float(np.max(parameters / rows.stored_parameter_elements))
+    is_whole = 2 * split < request.torus.devices and not chip.switched
+    if is_whole and state_bytes(request.experiment) > split * usable:
+        yield _reason("model_not_divisible", ways=round(split), devices=request.torus.devices)
+        yield _factors(request)
+    elif request.topology.chips * needed <= most * usable:
         yield _reason("more_chips_needed", times=needed / usable)
     else:
         code: ReasonCode = "largest_domain" if chip.switched else "largest_slice"
         yield _reason(code, chip=chip.name, most=most)
+
+
+@sentence(Reason)
+def _microbatch_groups(chunks: int, stages: int, sequences: int, microbatches: int) -> str:
+    needs = f"{stages:,} microbatches or more"
+    if chunks > 1:
+        needs = f"{chunks} chunks of layers in each, and a multiple of {stages:,} microbatches"
+    return (
+        f"a mesh of these devices needs a pipeline of {stages:,} stages, with {needs};"
+        f" of {fmt.counted(sequences, 'sequence')} each pipeline gets {microbatches:,}"
+    )
 
 
 @sentence(Reason)
@@ -223,6 +259,17 @@ def _batch_not_divisible(
             f" {size} sequences are not divisible by it"
         )
     return f"meshes split sequences in {multiples}... ways; {size} is not divisible by any"
+
+
+def _factors(request: SearchRequest) -> Reason:
+    """Return the devices of a slice, and the sizes that they have to divide."""
+    model, batch = request.experiment.model, request.experiment.batch
+    hidden = (COPIED, PADDED) if model.moe else (COPIED, PADDED, EXPERTS)
+    divided = {key: size for axis, key, size in split_sizes(model) if axis not in hidden}
+    return _slice_factors(
+        pods=request.pods, topology=str(request.topology), devices=request.torus.devices,
+        **divided, length=batch.length, sequences=batch.sequences,
+    )  # fmt: skip
 
 
 @sentence(Reason)
@@ -253,13 +300,7 @@ def _mesh_reasons(request: SearchRequest) -> Iterator[Reason]:
         request.torus.devices,
     )
     topology, sizes = str(request.topology), requested_axes(request.mesh)
-    # The devices of a slice, and the sizes that they have to divide.
-    hidden = (COPIED, PADDED) if model.moe else (COPIED, PADDED, EXPERTS)
-    divided = {key: size for axis, key, size in split_sizes(model) if axis not in hidden}
-    factors = _slice_factors(
-        pods=request.pods, topology=topology, devices=devices, **divided, length=batch.length,
-        sequences=batch.sequences,
-    )  # fmt: skip
+    factors = _factors(request)
     meshes = all_meshes(request, request.mesh)
     if len(meshes):
         # None of them divides a batch within the tolerance.
@@ -287,10 +328,10 @@ def _mesh_reasons(request: SearchRequest) -> Iterator[Reason]:
             for rule in feasibility.model_rules(model, batch.length)
             if not feasibility.realizable([rule], request.mesh, by_name)[0]
         ]
-        ways = prod(sizes.values())
+        product = prod(sizes.values())
         every_axis = len(sizes) >= len(feasibility.usable_axes(model))
-        if devices % ways or (every_axis and devices != ways):
-            broken.append(_mesh_size(ways=ways, devices=devices, topology=topology, **sizes))
+        if devices % product or (every_axis and devices != product):
+            broken.append(_mesh_size(ways=product, devices=devices, topology=topology, **sizes))
     yield from broken or [factors, _reason("no_mesh")]
 
 

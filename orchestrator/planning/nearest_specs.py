@@ -147,6 +147,8 @@ def state_bytes(experiment: Experiment) -> float:
 
 def divides(request: search.SearchRequest) -> bool:
     """Whether a pod's devices may divide sequences, positions and heads: no mesh splits more."""
+    if request.torus.switched:  # pipelines may take what the batch does not
+        return True
     batch, heads = request.experiment.batch, request.experiment.model.heads
     parts = batch.sequences // request.pods * batch.length * heads
     even = batch.sequences % request.pods == 0 and parts % request.torus.devices == 0
@@ -177,8 +179,12 @@ _MORE_PODS = (2, 4, 8)  # times as many slices may share weights
 _NEXT_PODS = 6  # numbers of slices that are tried on either side: those next, and any that divide
 
 
-def nearest_specs(spec: Spec, *, lacks_memory: bool) -> tuple[Suggestion, ...]:
-    """Return the nearest specs that have a plan: those with the fewest changes in addition."""
+def nearest_specs(
+    spec: Spec, *, lacks_memory: bool, is_whole: bool = False
+) -> tuple[Suggestion, ...]:
+    """Return the nearest specs that have a plan: those with the fewest changes in addition. Of a
+    model that is whole on each device, as nothing divides it, only other chips can hold it.
+    """
     experiment = spec.experiment
     sequences, pods = experiment.batch.sequences, spec.resources.pods.max
     # The nearest batch that is a power of two on each pod, which most meshes divide.
@@ -194,6 +200,7 @@ def nearest_specs(spec: Spec, *, lacks_memory: bool) -> tuple[Suggestion, ...]:
         (MOMENTS, "bf16", experiment.precision.optimizer != "bf16"),
         (PARAMETERS, "bf16", experiment.precision.parameters != "bf16"),
     ]
+    kinds = (_precision, _other_chips) if is_whole else _KINDS
     helping: list[Change] = [{key: value} for key, value, helps in steps if helps]
     base: Change = {}
     left = _Budget().left
@@ -202,7 +209,7 @@ def nearest_specs(spec: Spec, *, lacks_memory: bool) -> tuple[Suggestion, ...]:
         # A step takes half of what is left at most, so that a hopeless one leaves some to others.
         budget = _Budget(left // 2)
         near = _Nearby(spec, base, lacks_memory, budget)
-        found = [*near.planned([{}] if base else []), *chain.from_iterable(k(near) for k in _KINDS)]
+        found = [*near.planned([{}] if base else []), *chain.from_iterable(k(near) for k in kinds)]
         left -= left // 2 - max(budget.left, 0)
         if found:
             asked = search.search_request(spec)

@@ -451,8 +451,9 @@ def _price(
         joined.append(priced([own]))
         best = joined[-1].cost_s_per_token.min(initial=best)
         least_hbm, least_host = min(least_hbm, memory[0]), min(least_host, memory[1])
-    if not len(columns) and best == np.inf:
-        least_hbm = float(peaks.min(initial=np.inf))
+    # What was not priced needs more than there is even without what a policy takes.
+    beyond = peaks[peaks > usable.value * (1 - margin)]
+    least_hbm = min(least_hbm, float(beyond.min(initial=np.inf)))
     return Candidates.join(joined), (least_hbm, least_host)
 
 

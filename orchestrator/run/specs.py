@@ -5,6 +5,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from orchestrator.errors import SpecError
 from orchestrator.planning.calibrated import with_own_profile
 from orchestrator.planning.diff_plans import PlanDiff, diff_plans
 from orchestrator.planning.forecast import scale
@@ -91,6 +92,8 @@ def plans(
     stage: int | None = None,
 ) -> list[Plan]:
     """Return at most `count` plans of a spec or of one stage, the fastest first."""
+    if count < 1:
+        raise SpecError(f"count is {count}: at least 1 plan can be asked for")
     found = loaded(spec, overrides)
     made = make_stage_plans(found, stage, count) if stage else make_plans(found, count)
     if profile is None:
