@@ -8,7 +8,7 @@ import pytest
 from orchestrator.goodput.losses import SoFar, outlook
 from orchestrator.journal.run_journal import outlook_of
 from orchestrator.planning.planner import make_plan
-from orchestrator.values.goodput import Outlook
+from orchestrator.values.goodput import GoodputForecast, Outlook
 from orchestrator.values.plan import Plan
 from tests.example_specs import spec_of
 from tests.reports import run_of
@@ -110,3 +110,21 @@ def test_nothing_is_left_of_a_run_that_has_ended(plan: Plan) -> None:
     assert outlook(plan, so_far, None, forecast=True) is None
     unknown = replace(so_far, ended=False, median_step_s=None)
     assert outlook(plan, unknown, None, forecast=False) is None
+
+
+def test_what_is_left_of_a_rehearsal_is_told_by_its_own_steps(plan: Plan) -> None:
+    """The goodput of thousands of chips says nothing about a minute on this machine."""
+    so_far = SoFar(
+        now_s=1e9, running_s=360.0, steps_done=248, steps=300, median_step_s=1.2,
+        measured_steps=248, starts=1, ended=False,
+    )  # fmt: skip
+    rough = replace(plan, forecast=replace(plan.forecast, goodput=_poor(plan)))
+    for each in (plan, rough):
+        found = outlook(each, so_far, None, forecast=False)
+        assert found
+        assert found.days_left.value * DAY_S == pytest.approx(52 * 1.2, rel=0.15)
+        assert found.days_left.high * DAY_S < 90
+
+
+def _poor(plan: Plan) -> GoodputForecast:
+    return replace(plan.forecast.goodput, expected=0.016, low=0.003, high=0.1)

@@ -335,7 +335,9 @@ def outlook(
         step_s, done_s = stage.forecast.step_s.likeliest, plan.run_s(so_far.steps_done)
         done_steps = done_s / step_s
         left_steps = max(plan.run_s(so_far.steps) - done_s, 0.0) / step_s
-    share = _goodput_belief(stage.forecast.goodput, so_far, done_steps * exp(step.mean))
+    share = _goodput_belief(
+        stage.forecast.goodput if forecast else None, so_far, done_steps * exp(step.mean)
+    )
     # left_s = steps x seconds per step / goodput, in logarithms
     left_s = _Belief(
         log(max(left_steps, 1)) + step.mean - share.mean, hypot(step.deviation, share.deviation)
@@ -363,8 +365,12 @@ def outlook(
     )
 
 
-def _goodput_belief(forecast: GoodputForecast, so_far: SoFar, done_s: float) -> _Belief:
+def _goodput_belief(forecast: GoodputForecast | None, so_far: SoFar, done_s: float) -> _Belief:
     """Return the goodput of the time left: the more failures so far, the surer are past losses."""
+    if forecast is None:  # between losing as much as so far, most of it at the start, and nothing
+        lost_s = max(so_far.running_s - done_s, 0.0)
+        share = max(1 - lost_s / max(so_far.running_s, done_s), _LASTING)
+        return _Belief.between(sqrt(share), share, 1.0)
     prior = _Belief.between(forecast.expected, forecast.low, forecast.high)
     if forecast.stated or not so_far.median_step_s or so_far.running_s <= 0:
         return prior
