@@ -21,6 +21,7 @@ from orchestrator.launch import provenance
 from orchestrator.launch.backend import Slice, WorkerArgs
 from orchestrator.launch.ray.slices import heads_of_others, kind_of, members, slices_of
 from orchestrator.planning.planner import make_plan, plan_on
+from orchestrator.show.status_screen import batch_text
 from orchestrator.values.goodput import SPARE_WAIT_S
 from orchestrator.values.run import Step
 from orchestrator.values.spec import Pods
@@ -164,6 +165,12 @@ def test_fewer_pods_have_a_plan_of_their_own() -> None:
     odd = spec_of(TINY, chip="v5e", topology="2x2", pods=4, sequences=64, length=64)
     moved = plan_on(odd, make_plan(odd), 3)
     assert moved.batch.sequences in (63, 66)
+    # Beyond the tolerance it has a warning, within it none.
+    assert "from 64 to divide evenly" in batch_text(moved.batch)
+    assert "other_batch" not in [note.code for note in moved.warnings]
+    exact = replace(odd.experiment.batch, tolerance=0.0)
+    strict = replace(odd, experiment=replace(odd.experiment, batch=exact))
+    assert "other_batch" in [note.code for note in plan_on(strict, make_plan(odd), 3).warnings]
 
 
 # --- what a cluster shows

@@ -58,7 +58,7 @@ def status_of(*events: object, now_s: float = 7_600.0, **changes: object) -> Sta
     sight = Observation(now_s=now_s, heartbeat_at_s=now_s - 1.2, steps=summaries)
     run = build_run("it-1", "/runs/it-1", state_after(CLAIM, *events), sight)  # type: ignore[arg-type]
     forecast = replace(prediction_of(tiny_plan()), chip_profile="c0ffee00" * 8)
-    made = Status(**structs.asdict(run), stage=None, forecast=forecast, outlook=None)
+    made = Status(**structs.asdict(run), stage=None, batch=None, forecast=forecast, outlook=None)
     return replace(made, **changes)  # type: ignore[arg-type]
 
 

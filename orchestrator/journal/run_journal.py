@@ -165,16 +165,16 @@ class Journal:
 
     def status(self) -> values.Status:
         run = self.run()
-        forecast, left, stage = None, None, None
+        forecast, left, stage, batch = None, None, None, None
         problems = (*run.problems, *self.spec_problems())
         try:
             plan = self.plan(run.plan_digest)
             newest = plan.stage_of(max(run.steps_done - 1, 0))
-            stage, forecast = newest.stage, prediction_of(newest)
+            stage, batch, forecast = newest.stage, newest.batch, prediction_of(newest)
             left = outlook_of(run, plan, self.deadline())
         except JournalUnreadable as error:
             problems = (*problems, run_state.first_line(str(error)))
-        fields = structs.asdict(run) | {"problems": problems, "stage": stage}
+        fields = structs.asdict(run) | {"problems": problems, "stage": stage, "batch": batch}
         return values.Status(**fields, forecast=forecast, outlook=left)
 
     def steps(self, run: values.Run) -> list[values.TimedStep]:

@@ -50,6 +50,10 @@ _TEXTS: dict[str, str] = {
         " microbatches (--set experiment.batch.sequences={sequences}), and more chunks shorten the"
         " wait"
     ),
+    "other_batch": (
+        "no mesh of {pods} pods divides {requested:,} sequences within experiment.batch.tolerance"
+        " {tolerance}: these steps have {sequences:,}, so losses are not those of the planned batch"
+    ),
     "bf16_parameters": (
         "bf16 parameters without an fp32 master copy lose small updates; the book counts memory"
         " this way, but few runs train this way"

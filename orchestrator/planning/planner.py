@@ -21,7 +21,7 @@ from orchestrator.network.mesh_axes import (
 from orchestrator.network.rematerialization import AUTO
 from orchestrator.planning import flops, nearest_specs, plan_warnings, search
 from orchestrator.planning.collectives import per_layer
-from orchestrator.planning.feasibility import check_chip, check_experts
+from orchestrator.planning.feasibility import batch_range, check_chip, check_experts
 from orchestrator.planning.forecast import add, forecast, plus, typical
 from orchestrator.planning.infeasible import Infeasible, infeasible
 from orchestrator.planning.layout import Training
@@ -282,14 +282,16 @@ _TOLERANCES = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 
 def plan_on(spec: Spec, plan: values.Plan, pods: int) -> values.Plan:
     """Return the plan on `pods` pods, with the same batch if a mesh divides it, by more
-    accumulation than was requested; otherwise with the nearest batch that has a plan.
+    accumulation than was requested; otherwise with the nearest batch that has a plan, and with a
+    warning if that is beyond the tolerance.
     """
     if pods == plan.pods:
         return plan
     if plan.stages:
         pairs = zip(stage_specs(spec), plan.stages, strict=True)
         return joined(spec, [plan_on(own_spec, stage, pods) for own_spec, stage in pairs])
-    for tolerance in _TOLERANCES:
+    allowed = spec.experiment.batch.tolerance
+    for tolerance in sorted({*_TOLERANCES, allowed}):
         batch = Batch(sequences=plan.batch.sequences, length=plan.batch.length, tolerance=tolerance)
         changed = replace(
             spec,
@@ -304,6 +306,14 @@ def plan_on(spec: Spec, plan: values.Plan, pods: int) -> values.Plan:
             # It is the same experiment and stage, and the batch that was requested.
             requested = replace(other.batch, requested_sequences=plan.batch.requested_sequences)
             other = replace(other, spec_digest=plan.spec_digest, batch=requested, stage=plan.stage)
+            wanted = replace(batch, sequences=requested.requested_sequences, tolerance=allowed)
+            low, high = batch_range(wanted)
+            if not low <= requested.sequences <= high:
+                warning = plan_warnings.make_warning(
+                    "other_batch", pods=pods, sequences=requested.sequences,
+                    requested=wanted.sequences, tolerance=allowed,
+                )  # fmt: skip
+                other = replace(other, warnings=(warning, *other.warnings))
             return replace(other, digest=values.plan_digest(other))
     raise last_error
 

@@ -341,6 +341,9 @@ def resume(
     spec = journal.spec()
     submitted = journal.plan(state.submitted.submission.plan_digest)
     plan = plan_on(spec, submitted, pods or spec.resources.pods.max)
+    for warning in plan.warnings:
+        if warning.code == "other_batch":
+            progress(Notice("problem", message=warning.text))
     how = ("--resume", *(("--pods", str(pods)) if pods else ()), *([_CHECK] * checks_only))
     if before.rehearsal:
         if address or detach:

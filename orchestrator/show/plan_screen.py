@@ -11,6 +11,7 @@ from orchestrator.planning.planner import LineCut
 from orchestrator.planning.ranking import OFFLOAD_GAIN, TIE, Reason, loss, passed_over
 from orchestrator.show import parts as ui
 from orchestrator.show import plan_text
+from orchestrator.show.status_screen import batch_text
 from orchestrator.values.codec import short
 from orchestrator.values.plan import Estimate, Plan, PlanWarning, WarningCode
 
@@ -94,13 +95,6 @@ def _decisions(plan: Plan, *, full: bool) -> list[ui.Part]:
         if axis.link == "ici" and axis.name in in_use(plan.mesh, plan.mesh)
     )
     size, search, profile = plan.batch, plan.search, plan.chip_profile
-    sequences = f"{fmt.count(size.sequences)} sequences x {fmt.count(size.length)}"
-    batch = f"{sequences} = {fmt.scaled(size.tokens)} tokens"
-    if size.sequences != size.requested_sequences:
-        change = size.sequences / size.requested_sequences - 1
-        verb = "raised" if change > 0 else "lowered"
-        requested = fmt.count(size.requested_sequences)
-        batch += f" ({verb} {fmt.percent(abs(change))} from {requested} to divide evenly)"
     step = (
         f"{fmt.counted(size.microbatches, 'microbatch', 'es')}, remat {text_of(plan.remat)},"
         f" {plan.precision.compute} on {plan.precision.parameters} parameters,"
@@ -118,7 +112,7 @@ def _decisions(plan: Plan, *, full: bool) -> list[ui.Part]:
     rows = [
         ("model", _model(plan)),
         ("mesh", f"{slices} dcn | {inside}"),
-        ("batch", batch),
+        ("batch", batch_text(size)),
         ("step", step),
         ("pipeline", pipeline),
         ("choice", _choice(plan)),

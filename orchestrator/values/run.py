@@ -7,7 +7,7 @@ from msgspec import Meta, field
 
 from orchestrator.values.codec import Value
 from orchestrator.values.goodput import Outlook
-from orchestrator.values.plan import Estimate, StageSpan
+from orchestrator.values.plan import Estimate, PlannedBatch, StageSpan
 from orchestrator.values.slowdowns import HostCheck, HostTimes, Slowdown
 
 _MOST_EXPONENT = 700.0  # of a number that a float can hold
@@ -303,12 +303,13 @@ class Prediction(Value):
 
 
 class Status(Run):
-    """A run with the forecast of its plan, and what is left of it; None where the plan cannot be
-    read. `outlook` is also None where the run has ended, or nothing says how long a step takes.
+    """A run with its plan's batch and forecast, and what is left; None where no plan can be read.
+    `outlook` is also None where the run has ended, or nothing says how long a step takes.
     `stage` is that of the newest step, in a run with stages; the forecast is then its.
     """
 
     stage: StageSpan | None
+    batch: PlannedBatch | None
     forecast: Prediction | None
     outlook: Outlook | None
 
