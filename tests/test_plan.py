@@ -403,6 +403,7 @@ def test_what_can_be_planned_only_is_refused_before_a_run() -> None:
 @pytest.mark.parametrize(
     ("chip", "compute", "why"),
     [("v4", "fp8", "no rate of v4"), ("v5p", "fp8", "no faster than in bf16"),
+     ("v4", "int8", "Plan in bf16: "), ("gb300", "int8", "Plan in fp8 or bf16: "),
      ("tpu7x", "int8", "no rate of tpu7x")],
 )  # fmt: skip
 def test_a_type_that_a_chip_gains_nothing_from_is_refused(

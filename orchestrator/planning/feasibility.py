@@ -211,9 +211,11 @@ _KEY = "experiment.precision.compute"
 
 
 def multiplies_in(chip: Chip, compute: str) -> bool:
-    """Whether a chip gains from that type: it has a rate for it, fp8 a higher one than bf16."""
-    rates = chip.peak_flops_per_s
-    return compute in rates and (compute != "fp8" or rates[compute].value > rates["bf16"].value)
+    """Whether a chip gains from that type: it has a rate for it, a narrow type a higher one than
+    bf16.
+    """
+    rates, narrow = chip.peak_flops_per_s, compute in ("int8", "fp8")
+    return compute in rates and (not narrow or rates[compute].value > rates["bf16"].value)
 
 
 def check_chip(chip: Chip, compute: str) -> None:
@@ -222,12 +224,12 @@ def check_chip(chip: Chip, compute: str) -> None:
     why = f"no rate of {chip.name} is known for it"
     if compute in chip.peak_flops_per_s:
         why = f"{chip.name} multiplies in it no faster than in bf16, and less exactly"
-    own = [name for name in ("int8", "bf16") if name in chip.peak_flops_per_s]
+    faster = [name for name in ("int8", "fp8") if multiplies_in(chip, name)]
     others = [name for name in catalog.chips() if multiplies_in(catalog.chip(name), compute)]
     raise SpecError(
         f"{_KEY} {compute}: {why}\n"
-        f"Plan in {' or '.join(own)}: --set {_KEY}={own[-1]}\n"
-        f"Chips with {compute}: {', '.join(others)}"
+        f"Plan in {' or '.join([*faster, 'bf16'])}: --set {_KEY}=bf16\n"
+        f"Chips that gain from {compute}: {', '.join(others)}"
     )
 
 
