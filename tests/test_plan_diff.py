@@ -143,8 +143,8 @@ def test_without_runs_of_a_chip_the_verdict_compares_bounds() -> None:
     without_estimate = replace(
         diff, figures=tuple(p for p in diff.figures if "expected" not in p.key)
     )
-    first, second = verdict._figure(without_estimate, "tokens_per_s.lower")
-    assert verdict._time(second / first) in verdict._verdict(without_estimate)
+    first, second = verdict._figure(without_estimate, "days.lower")
+    assert verdict._time(first / second) in verdict._verdict(without_estimate)
     assert "at best" in verdict._verdict(without_estimate)
     shown = render.plan_diff_screen(without_estimate, "x")
     figures = shown[shown.index("\n  figures") :]
@@ -160,7 +160,7 @@ def test_the_command_compares_two_files(orch: RunOrch) -> None:
     labels = [line[2:12].strip() for line in first.splitlines()[1:6]]
     assert labels == ["fits", "time", "cost", "MFU", "bound by"]
     verdict, _, next_command = last.replace("\n", " ").strip().rpartition(" Next: ")
-    assert verdict.startswith("The second takes 39 % of the time and costs 1.8 times as much.")
+    assert verdict.startswith("The second takes 44 % of the time and costs 1.8 times as much.")
     assert verdict.endswith("It is bound by ici tensor, not matmul.")
     assert next_command == f"orch plan {FOUR_PODS}"
     printed = json.loads(orch("plan", ONE_POD, FOUR_PODS, "--json").stdout)

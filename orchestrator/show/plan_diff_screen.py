@@ -111,10 +111,7 @@ def _verdict(diff: PlanDiff) -> str:
         return after / before
 
     is_staged, (before, after) = _is_staged(diff), diff.bounds
-    if is_staged:
-        text = f"The second takes {_costs(ratio('days'))} time"
-    else:
-        text = f"The second takes {_time(ratio('tokens_per_s'))}"
+    text = f"The second takes {_time(1 / ratio('days'))}"
     if all(_figure(diff, "dollars.lower")):
         text += f" and costs {_costs(ratio('dollars'))}"
     text += ", both at best." if at == "lower" else "."
