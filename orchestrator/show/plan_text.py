@@ -266,7 +266,7 @@ def time_ledger(plan: Plan, *, full: bool) -> list[ui.Part]:
             text += f" Of that rate real runs reach: {', '.join(reached)}."
         extra = [line for line in known if line.kind in _WITH_WORK]
         if more := ", ".join(f"{fmt.seconds(line.value)} {line.name}" for line in extra):
-            text += f" They also take {more}."
+            text += f" Real runs also take {more}."
         notes.append(ui.Text(text, hang=2))
     least_s, is_bold = _SMALL_LINE * step_s.unoverlapped, step_s.expected is not None
     table = _ledger(
