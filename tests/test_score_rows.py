@@ -121,7 +121,7 @@ def test_remat_is_read_tensor_by_tensor(text: str, kept: str, offloaded: str) ->
     ("change", "reason"),
     [
         ({"moe_experts": "8"}, "8 experts"),
-        ({"pp": "4"}, "4 pipeline stages"),
+        ({"pp": "4"}, "4 pipeline stages: a file for --kind gpu"),
         ({"remat_policy": "clever"}, "'clever'"),
         ({"remat_policy": ""}, "not stated"),
         ({"remat_policy": "custom: offload q remat_me"}, "'remat_me'"),

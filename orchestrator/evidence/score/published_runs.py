@@ -364,7 +364,8 @@ def _refuse_unplannable(row: Row) -> None:
     if _note(row, r"\b(Muon)\b"):
         raise Unscorable("its optimizer is Muon: rows may have AdamW or Adafactor")
     if _whole(row, "pp", 1) > 1:
-        raise Unscorable(f"{row['pp']} pipeline stages: plans have no pipeline")
+        text = f"{row['pp']} pipeline stages: a file for --kind gpu has a column for their chunks"
+        raise Unscorable(text)
     slices, shared = _whole(row, "num_slices", 1), _shared_slices(row)
     replicas = _whole(row, "dcn_dp", max(slices // shared, 1))
     if replicas * shared != slices:
