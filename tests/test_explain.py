@@ -5,8 +5,10 @@ import pytest
 from orchestrator import catalog
 from orchestrator.evidence.explain.assemble import explain
 from orchestrator.evidence.explain.formula import compute
+from orchestrator.reading.load import load
 from orchestrator.show.explain_screen import _answer_text, explain_screen
 from orchestrator.values.spec import Precision
+from tests.conftest import ROOT
 from tests.example_specs import TINY, spec_of
 from tests.explanations import REQUESTS, explanation_of, lines_of, spec_for, values_of, verdicts_of
 
@@ -107,6 +109,14 @@ def test_on_four_pods_all_matmuls_turn_the_answer() -> None:
     assert by_all.figures["flips"]
     assert sheet.summary.mixed_times == pytest.approx(by_all.figures["times"])
     assert by_all.figures["times"] == pytest.approx(1 / 1.06, rel=5e-3)
+
+
+def test_days_on_fewer_chips_are_those_of_a_pod_that_has_so_many() -> None:
+    """8 H100 of a node do not hold 405B, which takes 53."""
+    spec = load(ROOT / "specs" / "llama3_405b_herd_16k.yaml")
+    symbols = {line.symbol for line in lines_of(explain(spec))}
+    assert "few" in symbols
+    assert "days_few" not in symbols
 
 
 def test_405b_is_just_comms_bound_and_not_by_the_vendors_links() -> None:
