@@ -11,6 +11,7 @@ import pytest
 
 import orchestrator as orch
 from orchestrator import journal, reading
+from orchestrator.errors import SpecError
 from orchestrator.journal.ownership import RunRequest, Writer
 from orchestrator.journal.run_journal import Journal
 from orchestrator.planning.planner import make_plan
@@ -63,6 +64,15 @@ def test_a_key_is_of_one_plan(orch_process: RunOrch, before: journal.Writer) -> 
     done = orch_process("submit", TINY, *KEY, *stored(before), *other)
     assert done.returncode == 2
     assert "run nightly already exists, with another plan: choose another --key" in done.stderr
+
+
+def test_a_key_is_of_one_number_of_steps(before: journal.Writer) -> None:
+    """It would be told that all steps that it asked for are done."""
+    storage = f"run.storage={before.journal.path.parent}"
+    with pytest.raises(SpecError, match="nightly already exists, with --steps 5"):
+        submitting.submit(
+            ROOT / TINY, [storage], submitting.SubmitOptions(key="nightly", steps=9, prove=False)
+        )
 
 
 @pytest.mark.parametrize(

@@ -305,6 +305,11 @@ def _run_with_key(request: Request) -> Run | None:
     run, submission = journal.run(), journal.state().submitted.submission
     if digest not in (submission.plan_digest, submission.rehearses):
         raise SpecError(f"run {key} already exists, with another plan: choose another --key")
+    asked = request.options.steps  # each stage of a rehearsal has one at least
+    if asked and max(asked, len(request.spec.experiment.stages)) != submission.steps:
+        raise SpecError(
+            f"run {key} already exists, with --steps {submission.steps}: choose another --key"
+        )
     return run
 
 
