@@ -410,7 +410,8 @@ def test_a_type_that_a_chip_gains_nothing_from_is_refused(
     chip: str, compute: Any, why: str
 ) -> None:
     """The refusal says which types the chip has, and which chips have this one."""
-    asked = spec_of("llama3-8b", sequences=512, chip=chip, topology="4x4x4", pods=1,
+    topology = "8" if chip == "gb300" else "4x4x4"
+    asked = spec_of("llama3-8b", sequences=512, chip=chip, topology=topology, pods=1,
                     precision=Precision(compute=compute))  # fmt: skip
     with pytest.raises(SpecError, match=why) as refused:
         make_plan(asked)
