@@ -96,3 +96,18 @@ def test_no_slice_within_a_budget(orch: RunOrch) -> None:
 def test_wrong_options_name_themselves(option: str, given: str) -> None:
     with pytest.raises(WrongOption, match=f"--{option} is {given}"):
         api.serving_offers(QWEN, **{option: given})
+
+
+def test_a_chip_without_a_price_has_its_row_and_is_never_the_cheapest(orch: RunOrch) -> None:
+    done = orch("plan", str(QWEN), "--chips", "v5p,gb200")
+    assert done.returncode == 0, done.stderr
+    assert "cheapest: v5p" in done.stdout
+    assert "no price" in next(line for line in done.stdout.splitlines() if " gb200 " in line)
+    assert "gb200: no price is known; --prices takes a file" in done.stdout
+    alone = api.serving_offers(QWEN, chips="gb200", prices="spot").cheapest
+    assert alone is not None
+    assert alone.plan is not None
+    assert (alone.dollars, alone.plan.forecast.dollars_per_chip_hour) == (None, None)
+    assert api.serving_offers(QWEN, chips="gb200", budget="1M").cheapest is None
+    # A chip with a list price has none of a kind that is not known.
+    assert api.serving_offers(QWEN, chips="h100", prices="spot").offers[-1].dollars is None

@@ -31,7 +31,8 @@ class ServingOffer(Value):
 
 class ServingOffers(Value):
     """Offers, the cheapest first: by a million output tokens, or by the days where requests arrive
-    at a rate. `cheapest` is the first within the budget. Dollars are of `days`.
+    at a rate; chips without a price are last. `cheapest` is the first within the budget. Dollars
+    are of `days`.
     """
 
     name: str
@@ -49,8 +50,7 @@ def serving_offers(spec: ServingSpec, request: OfferRequest) -> ServingOffers:
     found = [
         _offer(candidate, days, budget)
         for name in request.chips
-        if name in prices
-        for candidate in _candidates(spec, name, prices[name])
+        for candidate in _candidates(spec, name, prices.get(name))
     ]
 
     def cost(offer: ServingOffer) -> tuple[float, int, str]:
@@ -67,7 +67,7 @@ def serving_offers(spec: ServingSpec, request: OfferRequest) -> ServingOffers:
     )  # fmt: skip
 
 
-def _candidates(spec: ServingSpec, name: str, price: float) -> Iterator[ServingSpec]:
+def _candidates(spec: ServingSpec, name: str, price: float | None) -> Iterator[ServingSpec]:
     """Yield the spec on each slice of a chip; an engine without runs there gives way to any."""
     own = name == spec.resources.chip
     definition = spec.resources.chip_definition if own else None
@@ -93,6 +93,10 @@ def _offer(spec: ServingSpec, days: float, budget: float | None) -> ServingOffer
     except SpecError as error:
         why = error.message
     dollars = None
+    if plan is not None and spec.resources.dollars_per_chip_hour is None:
+        # The chip has no price of the kind that is asked for, but may have a list price.
+        unpriced = {"dollars_per_million_output_tokens": None, "dollars_per_chip_hour": None}
+        plan = replace(plan, forecast=replace(plan.forecast, **unpriced))
     if plan is not None and plan.forecast.dollars_per_chip_hour is not None:
         dollars = plan.chips * plan.forecast.dollars_per_chip_hour * days * DAY_S / HOUR_S
     cost = plan.forecast.dollars_per_million_output_tokens if plan else None
@@ -102,7 +106,7 @@ def _offer(spec: ServingSpec, days: float, budget: float | None) -> ServingOffer
         replicas=plan.replicas if plan else 1,
         dollars=dollars,
         dollars_per_million_output_tokens=cost.expected if cost else None,
-        within_budget=dollars is not None and (budget is None or dollars <= budget),
+        within_budget=budget is None or (dollars is not None and dollars <= budget),
         plan=plan,
         why=why,
     )

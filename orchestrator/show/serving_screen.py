@@ -214,7 +214,7 @@ def serving_offers_screen(
                 fmt.seconds(forecast.ttft_s.expected),
                 _expected(forecast.tpot_s),
                 fmt.scaled(forecast.output_tokens_per_s.expected),
-                "" if cost is None else f"${cost:,.2f}",
+                "no price" if cost is None else f"${cost:,.2f}",
                 "" if offer.dollars is None else fmt.dollars(offer.dollars),
             )
             rows.append(offer_row)
@@ -222,10 +222,14 @@ def serving_offers_screen(
     verdict = f"no slice serves it as wished{budget}"
     if best := found.cheapest:
         slices = fmt.counted(best.replicas, f"slice of {best.topology}", "")
-        verdict = f"cheapest{budget}: {best.chip}, {slices}"
+        first = "no price is known; fewest chips" if best.dollars is None else "cheapest"
+        verdict = f"{first}{budget}: {best.chip}, {slices}"
         if best.plan:
             verdict += f": {_verdict(best.plan)}"
     refused = [f"{chip}: {why}" for chip, why in left_out.items() if chip not in seen]
+    planned = [offer for offer in found.offers if offer.plan]
+    if unpriced := dict.fromkeys(offer.chip for offer in planned if offer.dollars is None):
+        refused.append(f"{', '.join(unpriced)}: no price is known; --prices takes a file of yours")
     table = [] if detail == "brief" else ui.table(head, rows, "<<>>>>>>")
     return ui.screen(
         [ui.heading(f"{found.name}: {verdict}")],
