@@ -1,6 +1,7 @@
 """What commands print with `--json` is what the published schemas say: each key, and no other."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,6 +55,15 @@ def test_a_schema_is_one_of_json_schema_and_says_all_keys(name: str) -> None:
     assert all(one["required"] == [*one["properties"]] for one in objects)
     assert not any(one["additionalProperties"] for one in objects)
     assert keys_of(schema).isdisjoint({"notation", "computed", "default", "examples"})
+
+
+def test_help_and_docs_name_every_schema(orch: RunOrch) -> None:
+    shown = re.sub(r"-\n +", "-", orch("schema", "--help").stdout)  # lines may end at a hyphen
+    words = re.sub("[,.]", "", shown).split()
+    page = (ROOT / "docs" / "ci.md").read_text()
+    for name in _OUTPUTS:
+        assert name in words
+        assert f"| `orch schema {name}` |" in page
 
 
 def test_a_schema_refuses_another_key_and_a_missing_one() -> None:

@@ -55,10 +55,12 @@ def init_command(
 def schema_command(output: str | None, of_study: bool, key: str | None) -> None:
     """Print the JSON Schema of a spec. Editors complete and check specs with it.
 
-    OUTPUT is what a command prints with --json; all its keys are always there: error, plan,
-    plan-diff, scaling, sweep, offers, explanation, proof, proof-diff, score, own-score, run,
-    status, study, log-line, report, step-profile, scaling-report, sweep-report, sync, weights,
-    health, run-health or profile.
+    OUTPUT is serving, the schema of a serving spec, or what a command prints with --json, with all
+    its keys: error, plan, plan-diff, scaling, sweep, offers, serving-plan, serving-offers,
+    serving-frontier, serving-load, serving-explanation, serving-score, explanation, proof,
+    proof-diff, score, own-score, gpu-score, program-search, run, status, study, log-line, report,
+    step-profile, scaling-report, sweep-report, sync, weights, health, host-check, run-health or
+    profile.
 
     \b
     Example:
