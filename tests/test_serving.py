@@ -104,6 +104,39 @@ def test_bad_specs_have_a_place_and_a_hint(override: str, message: str, hint: st
     assert str(found.value).startswith(("--set:", str(QWEN)))
 
 
+@pytest.mark.parametrize(
+    ("sets", "key"),
+    [
+        (["serve.weights=int3"], "serve.weights"),
+        (["serve.foo=1"], "serve"),
+        (["foo"], "serve"),
+        (["serve.chunk=0", "serve.bar=2", "serve.ttft=3"], "serve.chunk"),
+    ],
+)
+def test_a_wrong_value_ends_with_what_tells_of_its_key(
+    sets: list[str], key: str, orch: RunOrch
+) -> None:
+    done = orch("plan", str(BOOK), *(word for value in sets for word in ("--set", value)))
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == f"Next: orch schema --key {key}"
+    assert orch("schema", "--key", key).returncode == 0
+
+
+def test_unknown_keys_list_those_of_their_level(orch: RunOrch) -> None:
+    for key, known in (("experiment.foo", "experiment.model, experiment.tokens"),
+                       ("serve.ttft.foo", "serve.ttft.time, serve.ttft.percentile\n"),
+                       ("foo", "schema, name, experiment, resources")):  # fmt: skip
+        done = orch("schema", "--key", key)
+        assert done.returncode == 2
+        assert f"unknown key '{key}'; known: {known}" in done.stderr
+
+
+def test_a_second_spec_is_refused_for_serving(orch: RunOrch) -> None:
+    done = orch("plan", str(BOOK), str(QWEN))
+    assert done.returncode == 2
+    assert "a second spec goes with the plan of a training" in done.stderr
+
+
 def test_rate_and_concurrency_exclude_each_other() -> None:
     with pytest.raises(SpecProblems, match="one follows from the other"):
         load_serving(QWEN, ["serve.requests_per_s=2", "serve.concurrency=3"])

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import orchestrator as api
+from orchestrator.errors import SpecError
 from orchestrator.evidence.score.serving_fit import BATCHES, ClosedLoop, Handover, closed_loops
 from orchestrator.reading.offer_options import WrongOption
 from orchestrator.serving.load import Requests, _StepCosts, drawn, simulated
+from orchestrator.serving.planner import NotServed
 from tests.conftest import RunOrch
 from tests.test_serving import DEEPSEEK, QWEN, planned, tpot
 
@@ -107,6 +109,28 @@ def test_a_trace_is_simulated_as_it_is(tmp_path: Path, orch: RunOrch) -> None:
     path.write_text("time_s,prompt\n0,1\n")
     with pytest.raises(WrongOption, match="numbers under time_s, prompt and output"):
         api.serving_load(QWEN, arrivals=str(path))
+
+
+def test_a_trace_that_cannot_be_served_or_read_is_refused(tmp_path: Path, orch: RunOrch) -> None:
+    path = tmp_path / "trace.csv"
+    head = "time_s,prompt,output\n"
+    path.write_text(f"{head}0,1000,10\n1,100000000,10\n")
+    with pytest.raises(NotServed, match="a request of 100,000,010 tokens has no room on v6e 2x4"):
+        api.serving_load(QWEN, arrivals=str(path))
+    for bad in (b"\xff\xfe\x00", f"{head}nan,1,1\n".encode(), f"{head}0,1,\x001\n".encode()):
+        path.write_bytes(bad)
+        with pytest.raises(WrongOption, match="--load is ") as found:
+            api.serving_load(QWEN, arrivals=str(path))
+        assert "codec" not in str(found.value)
+    with pytest.raises(WrongOption, match=r"--load is foo \(No such file or directory\), must be"):
+        api.serving_load(QWEN, arrivals="foo")
+    for count in (0, -5):
+        with pytest.raises(SpecError, match=f"requests is {count}, must be at least 1"):
+            api.serving_load(QWEN, requests=count)
+    path.write_text(f"{head}0,1000,10\n")
+    shown = orch("plan", str(QWEN), "--load", str(path)).stdout
+    assert " ".join(shown.split()).startswith("serve-qwen3-32b-v6e: 1 request, ")
+    assert "a second" not in shown
 
 
 def test_prompts_are_taken_in_the_order_of_arrival() -> None:

@@ -12,8 +12,8 @@ from orchestrator import errors
 from orchestrator.evidence.score.published_runs import Unscorable
 from orchestrator.journal.files import RunPaths
 from orchestrator.planning.infeasible import Infeasible
-from orchestrator.reading.expectations import keys_of_specs
-from orchestrator.reading.load import model_command
+from orchestrator.reading.expectations import nearest_key
+from orchestrator.reading.load import is_serving, model_command
 from orchestrator.reading.nodes import FLAG
 from orchestrator.reading.offer_options import WrongOption
 from orchestrator.reading.problems import Problem, SpecProblems
@@ -153,12 +153,10 @@ def _after_problems(error: SpecProblems) -> str:
     meant = first.suggestion.value if first.suggestion and first.code == "unknown-key" else ""
     key = meant if "." in meant else first.key
     # What tells of the key, or of the nearest section above it that exists.
-    known = [entry.key for entry in keys_of_specs()]
-    while key:
-        if any(name == key or name.startswith(f"{key}.") for name in known):
-            return f"orch schema --key {key}"
-        key = key.rpartition(".")[0]
-    return "orch init --list"
+    if known := nearest_key(key):
+        return f"orch schema --key {known}"
+    files = [Path(word) for word in sys.argv[1:] if word.endswith((".yaml", ".yml"))]
+    return f"orch schema --key {'serve' if any(map(is_serving, files)) else 'experiment'}"
 
 
 def _corrected_override(problem: Problem) -> dict[str, str]:

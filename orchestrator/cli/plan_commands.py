@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # few plans are of serving
 _ONE_SPEC = "the plan of one spec"
 # The most priced candidates of a plan for which changes that may cut its lines are planned too.
 _QUICK: dict[Detail, float] = {"brief": 0, "usual": 1_500, "full": math.inf}
-_OF_TRAINING = ("--alternatives", "--profile", "--stage")
+_OF_TRAINING = ("--alternatives", "--profile", "--stage", "a second spec")
 _OF_SERVING = ("--frontier", "--load")
 _OFFER_OPTIONS = ("by", "budget", "chips", "prices", "html")
 
@@ -82,26 +82,26 @@ def plan_command(
       orch plan specs/llama3_70b_4pod.yaml --by 30d --budget 50M --chips v5p,tpu7x,h100
     """
     serves, storage, detail = (options.pop(name) for name in ("serve", "storage", "detail"))
-    typed = {f"--{name}": value for name, value in options.items()}
+    typed = {f"--{name}": value for name, value in options.items()} | {"a second spec": other}
     refuse_options({"--storage": not serves and storage != progress.RUNS}, "--serve")
     spec, typed = Path(named), typed | {f"--{detail or 'detail'}": detail}
     if serves:
-        refuse_options({**typed, f"--{detail}": None, "a second spec": other}, _ONE_SPEC)
+        refuse_options({**typed, f"--{detail}": None}, _ONE_SPEC)
         from orchestrator.show.serving_screen import serving_screen  # noqa: PLC0415  few are
 
         plan = orch.plan_serving_of(named, storage, overrides)
         following = progress.run_command("report", named, storage)
         result = CommandResult(plan, lambda: serving_screen(plan, following, detail or "usual"))
+    elif orch.is_serving(spec):
+        result = _serving(spec, overrides, detail or "usual", typed)
     elif other:
-        refuse_options(typed | {"--stage": None}, _ONE_SPEC)
+        refuse_options(typed | {"--stage": None, "a second spec": None}, _ONE_SPEC)
         stage = options["stage"]
         found = orch.diff(spec, orch.load(other, overrides), stage=stage)
         following = spec_command("plan", other, overrides, *stage_option(stage))
         from orchestrator.show.plan_diff_screen import plan_diff_screen  # noqa: PLC0415  few are
 
         result = CommandResult(found, lambda: plan_diff_screen(found, following))
-    elif orch.is_serving(spec):
-        result = _serving(spec, overrides, detail or "usual", typed)
     elif orch.is_study(spec):
         refuse_options(typed | {"--html": None}, _ONE_SPEC)
         # Heavy to import, and few plans are of studies.
@@ -183,7 +183,7 @@ def _serving(
     refuse_options({"--html": page}, "--frontier, offers of a training, or a study")
     if typed["--load"]:
         seen = orch.serving_load(path, overrides, arrivals=typed["--load"])
-        return CommandResult(seen, lambda: load_screen(path.stem, seen, planning))
+        return CommandResult(seen, lambda: load_screen(seen, planning))
     asked = {name: typed[f"--{name}"] for name in ("by", "budget", "chips", "prices")}
     loaded = orch.load_serving(path, overrides)
     if loaded.resources.has_open_topology or any(value is not None for value in asked.values()):

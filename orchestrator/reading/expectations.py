@@ -193,12 +193,37 @@ def keys_of_specs() -> list[KeyHelp]:
 
 
 def help_about(key: str) -> list[KeyHelp]:
-    """Return a key and those below it; raise `UnknownName` for another name."""
-    every = keys_of_specs()
-    found = [row for row in every if row.key == key or row.key.startswith((f"{key}.", f"{key}["))]
-    if not found:
-        raise UnknownName("key", key, [*dict.fromkeys(row.key.split(".")[0] for row in every)])
-    return found
+    """Return a key of a spec or a serving spec and those below it; for another name raise
+    `UnknownName`, with the keys next to it.
+    """
+    if found := _keys_at(key):
+        return found
+    level = key.rpartition(".")[0]
+    while level and not _keys_at(level):
+        level = level.rpartition(".")[0]
+    start = f"{level}." if level else ""
+    below = (row.key.removeprefix(start) for row in _keys_at(level) if row.key.startswith(start))
+    names = dict.fromkeys(name.split(".")[0].split("[")[0] for name in below)
+    raise UnknownName("key", key, [start + name for name in names])
+
+
+def _keys_at(key: str) -> list[KeyHelp]:
+    """Return a key and those below it, without a name all. What specs and serving specs both have
+    is as in a spec.
+    """
+    rows = keys_of_specs()
+    known = {row.key for row in rows}
+    of_serving = dict.fromkeys(_keys(schemas.serving_schema(), ""))
+    rows += [row for row in of_serving if row.key not in known]
+    below = (f"{key}.", f"{key}[") if key else ""
+    return [row for row in rows if row.key == key or row.key.startswith(below)]
+
+
+def nearest_key(key: str) -> str:
+    """Return a key, or the nearest section above it that exists; empty where none does."""
+    while key and not _keys_at(key):
+        key = key.rpartition(".")[0]
+    return key
 
 
 def _keys(schema: Schema, prefix: str) -> Iterator[KeyHelp]:

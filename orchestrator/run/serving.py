@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
+from math import inf
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -99,6 +100,8 @@ def serving_load(
     """Return what requests see that arrive at the plan of a spec: `poisson`, in `bursts`, or those
     of a CSV file with the columns time_s, prompt and output.
     """
+    if requests < 1:
+        raise SpecError(f"requests is {requests}, must be at least 1")
     plan, given = plan_serving(spec, overrides), None
     if arrivals not in ("poisson", "bursts"):
         # The requests of a file, by the time of their arrival.
@@ -109,10 +112,12 @@ def serving_load(
                     tuple(float(row[column]) for column in ("time_s", "prompt", "output"))
                     for row in csv.DictReader(file)
                 ]
-        except (OSError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
+        except (OSError, UnicodeDecodeError, csv.Error, KeyError, TypeError, ValueError) as error:
             must = "poisson, bursts, or a CSV file with numbers under time_s, prompt and output"
-            raise WrongOption("--load", f"{path} ({error})", must) from None
-        if not rows or min(map(min, rows)) < 0 or any(row[1] < 1 or row[2] < 1 for row in rows):
+            why = f" ({error.strerror})" if isinstance(error, OSError) else ""
+            raise WrongOption("--load", f"{path}{why}", must) from None
+        is_sound = all(0 <= time_s < inf and min(tokens) >= 1 for time_s, *tokens in rows)
+        if not rows or not is_sound:
             raise WrongOption("--load", path, "a trace of requests with at least one token each")
         given = Requests(*np.array(sorted(rows)).T)
     return loaded(plan, arrivals, seed, requests, given)

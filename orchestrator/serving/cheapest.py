@@ -95,8 +95,10 @@ def _offer(spec: ServingSpec, days: float, budget: float | None) -> ServingOffer
     dollars = None
     if plan is not None and spec.resources.dollars_per_chip_hour is None:
         # The chip has no price of the kind that is asked for, but may have a list price.
-        unpriced = {"dollars_per_million_output_tokens": None, "dollars_per_chip_hour": None}
-        plan = replace(plan, forecast=replace(plan.forecast, **unpriced))
+        forecast = replace(
+            plan.forecast, dollars_per_million_output_tokens=None, dollars_per_chip_hour=None
+        )
+        plan = replace(plan, forecast=forecast)
     if plan is not None and plan.forecast.dollars_per_chip_hour is not None:
         dollars = plan.chips * plan.forecast.dollars_per_chip_hour * days * DAY_S / HOUR_S
     cost = plan.forecast.dollars_per_million_output_tokens if plan else None

@@ -32,15 +32,17 @@ class Percentiles(Value):
 
 
 class ServingLoad(Value):
-    """What requests see that arrive at random. `waits_s` is the part of TTFT before a request's own
+    """What requests see that arrive at random, or as in a trace. Those that all arrive at once have
+    no `requests_per_s`. `waits_s` is the part of TTFT before a request's own
     prefill begins; `busy` the share of time in which a copy takes steps. Answers of one token have
     no TPOT.
     """
 
+    name: str
     arrivals: str
     seed: int
     requests: int
-    requests_per_s: float
+    requests_per_s: float | None
     ttft_s: Percentiles
     tpot_s: Percentiles | None
     waits_s: Percentiles

@@ -368,20 +368,29 @@ def loaded(
     most = plan.forecast.max_batch // copies
     engine = constants_of(serve.engine, plan.chip)
     costs = load.costs_of(layout, mix, engine, serve.chunk, most)
-    per_s = (serve.requests_per_s or _BUSY * plan.forecast.requests_per_s.expected) / copies
+    per_s: float | None
     if given is None:
+        per_s = serve.requests_per_s or _BUSY * plan.forecast.requests_per_s.expected
         prompts, outputs = (
             (np.array([float(x.tokens) for x in part]), np.array([x.share for x in part]))
             for part in (serve.prompt, serve.output)
         )
-        arrivals = load.drawn(kind, count, per_s, prompts, outputs, seed)
+        arrivals = load.drawn(kind, count, per_s / copies, prompts, outputs, seed)
     else:
         arrivals = load.Requests(*(column[::copies] for column in given))
-        per_s = len(arrivals.arrival_s) / max(float(np.ptp(arrivals.arrival_s)), 1e-9)
+        longest = float((given.prompt + given.output).max())
+        if step.as_float(layout.most_requests(serve.chunk, longest)) < 1:
+            raise NotServed(
+                f"{kind}: a request of {longest:,.0f} tokens has no room on {plan.chip}"
+                f" {plan.topology}: leave it out, or plan a larger slice"
+            )
+        lasts_s = float(np.ptp(given.arrival_s))
+        per_s = len(given.arrival_s) / lasts_s if lasts_s else None
     ttft_s, tpot_s, waits_s, busy, in_work = load.simulated(arrivals, costs)
     tpot_s = tpot_s[arrivals.output > 1]
     return load.ServingLoad(
-        arrivals=kind, seed=seed, requests=len(arrivals.arrival_s), requests_per_s=per_s * copies,
+        name=plan.name, arrivals=kind, seed=seed, requests=len(arrivals.arrival_s),
+        requests_per_s=per_s,
         ttft_s=load.percentiles(ttft_s), tpot_s=load.percentiles(tpot_s) if tpot_s.size else None,
         waits_s=load.percentiles(waits_s), busy=busy, most_in_work=in_work * copies,
     )  # fmt: skip

@@ -68,9 +68,9 @@ def serving_screen(
         ("output", f"{fmt.scaled(rate.expected)} tokens/s, {output}"),
     ]  # fmt: skip
     if cost := forecast.dollars_per_million_output_tokens:
-        dollars = fmt.span(*(f"${value:,.2f}" for value in (cost.low, cost.high)))
+        dollars = fmt.span(fmt.dollars(cost.low), fmt.dollars(cost.high))
         ends = f", {_INTERVAL} {dollars}" if cost.low != cost.high else ""
-        rows.append(("price", f"${cost.expected:,.2f} per million output tokens{ends}"))
+        rows.append(("price", f"{fmt.dollars(cost.expected)} per million output tokens{ends}"))
     rows.append(("bound", f"decoding by {forecast.bound}: {in_words(_link(forecast.bound))}"))
     top: list[list[ui.Part]] = [
         [ui.heading(headline(plan))],
@@ -177,15 +177,15 @@ def _estimates(plan: ServingPlan) -> ui.Table:
         row("requests/s", forecast.requests_per_s, fmt.scaled),
     ]
     if cost := forecast.dollars_per_million_output_tokens:
-        price = f"${forecast.dollars_per_chip_hour:,.2f} a chip-hour"
-        rows.append(row(f"per 1M tokens, {price}", cost, lambda value: f"${value:,.2f}"))
+        price = f"{fmt.dollars(forecast.dollars_per_chip_hour or 0.0)} a chip-hour"
+        rows.append(row(f"per 1M tokens, {price}", cost, fmt.dollars))
     return ui.Table(rows)
 
 
 def _verdict(plan: ServingPlan) -> str:
     forecast = plan.forecast
     cost = forecast.dollars_per_million_output_tokens
-    price = f" at ${cost.expected:,.2f} per million output tokens" if cost else ""
+    price = f" at {fmt.dollars(cost.expected)} per million output tokens" if cost else ""
     every = f", a token every {_expected(forecast.tpot_s)}" if forecast.tpot_s else ""
     return f"{fmt.scaled(forecast.output_tokens_per_s.expected)} output tokens/s{price}{every}."
 
@@ -214,7 +214,7 @@ def serving_offers_screen(
                 fmt.seconds(forecast.ttft_s.expected),
                 _expected(forecast.tpot_s),
                 fmt.scaled(forecast.output_tokens_per_s.expected),
-                "no price" if cost is None else f"${cost:,.2f}",
+                "no price" if cost is None else fmt.dollars(cost),
                 "" if offer.dollars is None else fmt.dollars(offer.dollars),
             )
             rows.append(offer_row)
@@ -273,7 +273,7 @@ def frontier_screen(found: ServingFrontier, next_command: str) -> ui.Screen:
     )
 
 
-def load_screen(name: str, load: ServingLoad, next_command: str) -> ui.Screen:
+def load_screen(load: ServingLoad, next_command: str) -> ui.Screen:
     rows: list[ui.Row] = [("", "mean", "p50", "p95", "p99")]
     for label, found in (("TTFT", load.ttft_s), ("of it waiting", load.waits_s),
                          ("TPOT", load.tpot_s)):  # fmt: skip
@@ -282,15 +282,15 @@ def load_screen(name: str, load: ServingLoad, next_command: str) -> ui.Screen:
             continue
         values = (found.mean, found.p50, found.p95, found.p99)
         rows.append((label, *(fmt.seconds(value) for value in values)))
-    what = (
-        f"{fmt.count(load.requests)} requests, {load.arrivals}, {load.requests_per_s:.3g} a second"
-    )
+    what = f"{fmt.counted(load.requests, 'request')}, {load.arrivals}"
+    if load.requests_per_s is not None:
+        what += f", {load.requests_per_s:.3g} a second"
     work = f"steps for {fmt.percent(load.busy)} of the time"
     if load.most_in_work:
         work += f", at most {fmt.counted(load.most_in_work, 'request')} in work"
     verdict = f"Half of the requests wait {fmt.seconds(load.ttft_s.p50)} for the first token."
     return ui.screen(
-        [ui.heading(f"{name}: {what}")],
+        [ui.heading(f"{load.name}: {what}")],
         ui.indent([ui.Table(rows)]),
         ui.indent([work]),
         ui.closing(verdict, next_command),
