@@ -80,6 +80,24 @@ def test_a_missing_file_is_said_plainly(orch: RunOrch, command: str) -> None:
     assert "nowhere.yaml: cannot be read" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("typed", "message", "following"),
+    [
+        (("diff", "a", "b"), "`orch plan` does that", "orch plan --help"),
+        (("watch", "a"), "`orch top` does that", "orch top --help"),
+        (("plan", "first"), "first: cannot be read", "orch init first.yaml"),
+        (("explain", TINY, "--set", "resources.topology=auto"), "is auto", f"orch plan {TINY}"),
+    ],
+)
+def test_what_is_typed_amiss_leads_to_what_is_meant(
+    orch: RunOrch, typed: tuple[str, ...], message: str, following: str
+) -> None:
+    """Commands of other programs, a run's name for a spec, a spec without slices."""
+    done = orch(*typed)
+    assert message in done.stderr
+    assert done.stderr.endswith(f"Next: {following}\n")
+
+
 def test_a_named_cluster_is_an_error_and_never_a_rehearsal(
     orch: RunOrch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,21 @@ def test_a_faster_batch_nearby_is_suggested_too() -> None:
         assert one.mfu == make_plan(spec(sequences=one.sequences)).forecast.mfu
 
 
+def test_experts_of_a_dense_model_are_refused_as_that() -> None:
+    """The reason shows the axis between slices, and no suggestion twice."""
+    spec = spec_of(TINY, sequences=16, length=64, chip="v5e", topology="2x2", pods=2,
+                   mesh=MeshRequest(expert_dcn=2))  # fmt: skip
+    error = infeasible(spec)
+    assert codes(error) == ["requested_mesh", "no_mixture"]
+    assert "mesh expert_dcn 2" in str(error)
+    assert not any("experiment.batch.sequences=16" in each for each in overrides(error))
+
+
+def test_an_axis_that_does_not_divide_a_pod_is_said_to_have_to() -> None:
+    error = infeasible(ON_16(mesh=MeshRequest(fsdp=3)))
+    assert "fsdp 3: 3 devices, which do not divide the 16 in a pod of 4x4" in str(error)
+
+
 def test_a_mesh_of_another_size_than_the_pod_is_named_with_both_sizes() -> None:
     """The product of the axes against the devices there are."""
     error = infeasible(ON_16(mesh=MeshRequest(data=2, fsdp=2, sequence=1, tensor=2)))

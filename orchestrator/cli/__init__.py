@@ -32,6 +32,7 @@ _MODULES = {
     "look_commands": "runs status logs report top profile compare sync ui doctor calibrate"
     " completion",
 }
+_ELSEWHERE = {"diff": "plan", "watch": "top"}  # what other programs call a command
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 
@@ -136,7 +137,10 @@ def _report(error: click.exceptions.Abort | click.ClickException | OrchError) ->
             if not isinstance(inner, click.Group):
                 break
             command = inner
-        report(Usage(error.format_message(), next_command=" ".join([*names, "--help"])))
+        text = error.format_message()
+        if len(names) == 1 and (meant := _ELSEWHERE.get(next(iter(sys.argv[1:]), ""))):
+            text, names = f"{text} `orch {meant}` does that.", [*names, meant]
+        report(Usage(text, next_command=" ".join([*names, "--help"])))
     return error.exit_code
 
 

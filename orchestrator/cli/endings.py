@@ -6,18 +6,20 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 
 from orchestrator import errors
 from orchestrator.evidence.score.published_runs import Unscorable
 from orchestrator.journal.files import RunPaths
+from orchestrator.journal.listing import is_run
 from orchestrator.planning.infeasible import Infeasible
 from orchestrator.reading.expectations import nearest_key
 from orchestrator.reading.load import is_serving, model_command
 from orchestrator.reading.nodes import FLAG
 from orchestrator.reading.offer_options import WrongOption
 from orchestrator.reading.problems import Problem, SpecProblems
-from orchestrator.run.progress import OperationInterrupted, spec_command
+from orchestrator.run.progress import RUNS, OperationInterrupted, spec_command
 from orchestrator.show.parts import fit
 from orchestrator.show.terminal import ERROR, columns, echo, is_live, say_error, show
 from orchestrator.values.plan import ErrorDetail, ErrorReport, Hint
@@ -103,26 +105,25 @@ def as_typed(
 def next_after(error: errors.OrchError) -> str:
     """Return what helps: the same command with a change, a list of what exists, help or a check."""
     typed = sys.argv[1:]
+    given = {option: f" {option} {value}" for option, value in pairwise(typed)}
+    files = [word for word in typed[1:] if word.endswith((".yaml", ".yml"))]
     match error:
         case Infeasible():  # the nearest spec; without one, the slices that would serve
             if nearest := error.suggestions():
                 pairs = (("--set", override) for override in nearest[0].overrides)
                 return as_typed("--json", more=[word for pair in pairs for word in pair])
-            files = [word for word in typed[1:] if word.endswith((".yaml", ".yml"))]
             return f"orch plan {files[0]} --prices on-demand" if files else "orch plan --help"
         case SpecProblems():
             return _after_problems(error)
         case errors.UnknownRun():
-            is_named = "--storage" in typed[:-1]
-            where = f" --storage {typed[typed.index('--storage') + 1]}" if is_named else ""
-            return f"orch runs{where}"
+            return f"orch runs{given.get('--storage', '')}"
         case errors.OtherVersion():  # the spec of a run is kept as it was submitted
             path = Path(str(error.path))
             specs = (RunPaths(at).submitted_spec for at in (path, *path.parents[:2]))
             spec = next((spec for spec in specs if spec.is_file()), None)
             return spec_command("plan", spec, ()) if spec else "orch plan SPEC"
         case errors.NoTopology():
-            return "orch plan SPEC"
+            return f"orch plan {files[0] if files else 'SPEC'}"
         case errors.DataUnusable() | errors.NoTrace() | errors.TraceUnreadable():
             is_data = isinstance(error, errors.DataUnusable)
             return "orch data pack --help" if is_data else "orch profile --help"
@@ -133,21 +134,22 @@ def next_after(error: errors.OrchError) -> str:
             known = names if names[:1] in (["export"], ["import"], ["data"]) else names[:1]
             return " ".join(["orch", *known, "--help"])
         case _:
-            return "orch doctor"
+            return f"orch doctor{given.get('--address', '')}"
 
 
 def _after_problems(error: SpecProblems) -> str:
     first = error.problems[0]
     if first.code == "no-token-set":
         text = str(first.fields["found"])
-        packing = ("data", "pack", "tokens", text, "--tokenizer", "tokenizer.json")
-        return shlex.join(["orch", *packing])
+        return shlex.join(["orch", "data", "pack", "tokens", text, "--tokenizer", "tokenizer.json"])
     if first.code == "text-as-data":
         return "orch data pack --help"
     if first.code == "is-a-model":
         return model_command(first.file)
     if first.code == "unreadable":
-        return f"orch init {first.file}"
+        if is_run(RUNS / first.file):
+            return f"orch status {first.file}"
+        return f"orch init {first.file}{'' if Path(first.file).suffix else '.yaml'}"
     if len(error.problems) == 1 and (corrected := _corrected_override(first)):
         return as_typed(changed=corrected)
     meant = first.suggestion.value if first.suggestion and first.code == "unknown-key" else ""

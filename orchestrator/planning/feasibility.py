@@ -60,7 +60,9 @@ def model_rules(model: Model, length: int) -> list[_Rule]:
             return np.asarray((total % parts == 0) | (may_replicate & (parts % total == 0)))
 
         suffix = " (or divides it)" if may_replicate else ""
-        return _Rule(name, total, f"{axes}{suffix}", holds, inherited=not may_replicate)
+        is_dense = axis == EXPERTS and model.moe is None
+        code: ReasonCode = "no_mixture" if is_dense else "dimension_not_divisible"
+        return _Rule(name, total, f"{axes}{suffix}", holds, inherited=not may_replicate, code=code)
 
     rules = [dimension_rule(*size) for size in split_sizes(model) if size[0] != PADDED]
     if model.moe is not None and model.moe.capacity_factor is not None:

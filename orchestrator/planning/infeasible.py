@@ -71,6 +71,7 @@ _TEXTS = {
         " has {usable_bytes:whole GiB}"
     ),
     "dimension_not_divisible": "{name} {total:,} is not divisible by {ways}",
+    "no_mixture": "{ways} split the experts of a mixture, and this model has none: leave them out",
     "sequences_not_whole": (
         "{name} counts rows of whole sequences: without it, or with {ways} 1, there are meshes"
     ),
@@ -320,7 +321,8 @@ def _mesh_reasons(request: SearchRequest) -> Iterator[Reason]:
     broken = []
     if len(all_meshes(request, MeshRequest())):
         # The rules that the requested mesh breaks.
-        yield _requested_mesh(**sizes)
+        shared = feasibility.sharing(request.mesh).items()
+        yield _requested_mesh(**{axis: parts for axis, parts in shared if parts > 1}, **sizes)
         row = [[sizes.get(axis, 1) for axis in ICI_AXES]]
         by_name = feasibility.sizes_by_name(np.array(row, np.int64))
         broken += [
@@ -346,4 +348,5 @@ def _requested_mesh(**sizes: int) -> str:
 
 @sentence(Reason)
 def _mesh_size(ways: int, devices: int, topology: str, **sizes: int) -> str:
-    return f"{_sizes_text(sizes)}: {ways:,} devices, against {devices:,} in a pod of {topology}"
+    against = "which do not divide the" if devices % ways else "against"
+    return f"{_sizes_text(sizes)}: {ways:,} devices, {against} {devices:,} in a pod of {topology}"

@@ -324,7 +324,7 @@ def _other_batches(near: _Nearby) -> Iterator[Suggestion]:
             [fastest.sequences] if fastest else [],
         ]
     for side in sides:
-        yield from near.planned({SEQUENCES: size} for size in side)
+        yield from near.planned({SEQUENCES: size} for size in side if size != batch.sequences)
 
 
 def nearest_batches(spec: Spec) -> list[Suggestion]:

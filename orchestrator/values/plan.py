@@ -532,7 +532,8 @@ def _leave_out(values: dict[str, Any]) -> None:
 ReasonCode = Literal[
     "stage", "memory", "host_memory", "more_chips_needed", "model_not_divisible",
     "largest_slice", "largest_domain",
-    "slice_factors", "batch_not_divisible", "dimension_not_divisible", "sequences_not_whole",
+    "slice_factors", "batch_not_divisible", "dimension_not_divisible", "no_mixture",
+    "sequences_not_whole",
     "too_few_layers", "no_pattern", "microbatch_groups", "pipeline_offloads", "requested_mesh",
     "mesh_size", "pods_not_divisible", "no_mesh",
     "beyond_all_chips", "nothing_near",
