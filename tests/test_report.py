@@ -63,9 +63,10 @@ def test_steps_with_another_plan_are_left_out() -> None:
     run, steps = preempted_run()
     first, second = run.attempts
     shrunk = replace(run, attempts=(replace(first, plan_digest="0" * 64), second))
-    measurement = compare(shrunk, PLAN, steps).measured
-    assert measurement
-    assert measurement.steps == 14
+    report = compare(shrunk, PLAN, steps)
+    assert report.measured
+    assert report.measured.steps == 14
+    assert (report.first_loss, report.last_loss) == (steps[1][0].step.loss, steps[2][-1].step.loss)
 
 
 def test_a_run_without_steps_has_no_measurement() -> None:

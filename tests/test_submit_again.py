@@ -71,7 +71,7 @@ def test_a_key_is_of_one_number_of_steps(before: journal.Writer) -> None:
     storage = f"run.storage={before.journal.path.parent}"
     with pytest.raises(SpecError, match="nightly already exists, with --steps 5"):
         submitting.submit(
-            ROOT / TINY, [storage], submitting.SubmitOptions(key="nightly", steps=9, prove=False)
+            ROOT / TINY, [storage], orch.SubmitOptions(key="nightly", steps=9, prove=False)
         )
 
 

@@ -176,6 +176,12 @@ def test_slow_hosts_stand_out(tmp_path: Path) -> None:
     [shown] = Watch(["it"], tmp_path).look()
     assert "rank 7   ▁▁" in _top_screen([shown], "orch top")
     assert "Only the 24 that were slowest" in page_of(writer.journal, None)[0]
+    # One process goes on, which is compared with none.
+    writer.end_attempt("preemption")
+    number = writer.start_attempt(tiny_plan())
+    with StepLog(writer.journal.path, number) as log:
+        log.append(step(120, restored=120))
+    assert RunReader(writer.journal).read().hosts is None
 
 
 def test_a_run_that_is_removed_says_so_and_others_go_on(tmp_path: Path) -> None:

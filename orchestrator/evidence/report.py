@@ -151,7 +151,10 @@ class RunReader:
             report = replace(report, settings=found[1].settings)
         counted = counted_steps(steps)
         report = replace(report, profile=kept_profile(journal, run, counted))
-        return RunReading(run, report, counted, steps, host_heat(journal, run, counted))
+        # Those of an earlier attempt say nothing of the newest, which may have one process.
+        is_told = run.attempts and steps[run.attempts[-1].number].hosts
+        hosts = host_heat(journal, run, counted) if is_told else None
+        return RunReading(run, report, counted, steps, hosts)
 
 
 def _compare_run(
@@ -187,8 +190,8 @@ def _compare_run(
         schema=_SCHEMA,
         plan_digest=whole.digest,
         attempts=len(run.attempts),
-        first_loss=float(counted.loss[0]) if len(counted) else None,
-        last_loss=float(counted.loss[-1]) if len(counted) else None,
+        first_loss=float(every_step.loss[0]) if len(every_step) else None,
+        last_loss=float(every_step.loss[-1]) if len(every_step) else None,
         evaluation=evaluation,
         forecast=prediction_of(plan),
         measured=measured,

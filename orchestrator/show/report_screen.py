@@ -332,11 +332,10 @@ def _compare_verdict(reports: Sequence[Report]) -> str:
         if why := _apart(reports):
             return f"{text} {why}"
         losses = [(run.last_loss, run) for run in reports if run.last_loss is not None]
-        if len(losses) < len(reports):
-            return text
+        if len(losses) < len(reports) or not all(report.settings for report in reports):
+            return text  # only trials differ in nothing but their settings
         lowest, best = min(losses, key=lambda pair: pair[0])
-        settings = settings_text(best.settings, best.settings)
-        named = f"{best.run}{f' ({settings})' if settings else ''}"
+        named = f"{best.run} ({settings_text(best.settings, best.settings)})"
         return f"{text} {named} ends with the lowest loss, {loss_text(lowest)}."
     ordered = sorted(measured, key=lambda pair: -pair[1].tokens_per_s_per_chip)
     (best, most), (_, least) = ordered[0], ordered[-1]
