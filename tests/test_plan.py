@@ -146,7 +146,7 @@ def test_a_chips_compiler_options_are_the_plans_unless_the_spec_sets_them() -> N
     for chip, mesh in (
         ("v5p", MeshRequest(data=3, fsdp=64)), ("tpu7x", MeshRequest(data=3, fsdp=128))
     ):  # fmt: skip
-        # The compiler ends in a check of its own where a slice holds an odd number of copies.
+        # The compiler ends in a check of its own where copies are odd in number along a torus axis.
         model = catalog.model("llama3-8b")
         spec = spec_of(
             model, sequences=384, length=64, chip=chip, topology="4x4x12", pods=1, mesh=mesh

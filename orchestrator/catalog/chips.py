@@ -64,7 +64,7 @@ class RayNames(Value):
 class _CompilerOption(Value):
     """A compiler option's value, its evidence, and whether plans with shared weights have it.
     `others` are values that a search of programs tries too; `odd_copies` is the value of plans
-    with an odd number of copies of the weights in a slice. None is the compiler's own.
+    whose copies of the weights are odd in number along a torus axis. None is the compiler's own.
     """
 
     value: bool | int | float | str | None = None

@@ -10,7 +10,7 @@ from orchestrator.catalog.chips import Chip
 from orchestrator.catalog.published import OTHER, REFERENCE, GpuEfficiency, gpu_constants
 from orchestrator.formatting import DAY_S, HOUR_S
 from orchestrator.goodput.losses import goodput_forecast, over_share
-from orchestrator.network.mesh_axes import DCN_GROUPS
+from orchestrator.network.mesh_axes import DCN_GROUPS, MODEL_OVER_DCN
 from orchestrator.planning import expected as estimates
 from orchestrator.planning import flops, gpu_expected
 from orchestrator.planning.goodput_inputs import goodput_inputs
@@ -179,6 +179,7 @@ def run_goodput(layout: Training, spec: Spec) -> GoodputInputs:
         chip,
         pods * catalog.hosts(chip, slice_),
         pods * slice_.chips,
+        int(layout.devices_along(MODEL_OVER_DCN)) * slice_.chips,
         resources,
         spec.run,
         state_bytes=round(size * flops.parameters(layout.model)),

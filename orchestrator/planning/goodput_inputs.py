@@ -17,6 +17,7 @@ def goodput_inputs(
     chip: Chip,
     hosts: int,
     chips: int,
+    copy_chips: int,  # that hold one copy of the weights
     resources: Resources,
     run: RunOptions,
     *,
@@ -25,7 +26,7 @@ def goodput_inputs(
     evaluation: goodput.EvaluationCost | None = None,
 ) -> goodput.GoodputInputs:
     """Return the inputs of a run on the hosts and chips of all pods."""
-    options, known, pods = resources.failures, recovery(), resources.pods.max
+    options, known = resources.failures, recovery()
     # Failures of all pods in a day, by what they take: a whole slice, or a cable. Optical switches
     # route around a cable; without them its slice is out.
     rates, optical = chip.failures, chip.slices.cube is not None
@@ -41,8 +42,8 @@ def goodput_inputs(
     failures = total((slices, total(parts[1:]) if optical else exactly(0.0)))
     listed_source = (rates.machines_per_day.source,) if rates else ()
     storage, storage_source = _stated(options.storage_bytes_per_s, known.storage_bytes_per_s)
-    # Storage takes no more than the network of a pod gives.
-    network = chips / pods * chip.dcn_bytes_per_s.value
+    # Storage takes no more than the network of one copy's chips gives.
+    network = copy_chips * chip.dcn_bytes_per_s.value
     rate = changed(storage, lambda rate: min(rate, network))
     restart, restart_source = _stated(options.restart_s, known.restart_s)
     restore = changed(rate, lambda rate: _READS * state_bytes / rate)
@@ -58,7 +59,7 @@ def goodput_inputs(
         starts=starts,
         missing_pods=missing_pods,
         save=_save_cost(chip, hosts, state_bytes, bytes_per_chip, rate),
-        pods=pods,
+        pods=resources.pods.max,
         spare=resources.pods.spare,
         every_steps=run.checkpoint.every,
         stated=resources.goodput,

@@ -162,7 +162,7 @@ def _write_plan(
         data=experiment.data,
         start=experiment.start,
         seed=experiment.seed,
-        compiler_options=_compiler_options(request, layout),
+        compiler_options=_compiler_options(request, layout, axes),
         chip=request.chip.name,
         chip_definition=spec.resources.chip_definition,
         topology=str(request.topology),
@@ -249,13 +249,13 @@ def _axes_and_groups(
 
 
 def _compiler_options(
-    request: search.SearchRequest, layout: Training
+    request: search.SearchRequest, layout: Training, axes: tuple[values.MeshAxis, ...]
 ) -> dict[str, bool | int | float | str]:
     """Return the chip's options, and those of the spec, which come first."""
-    copies = layout.mesh["data"]
+    copies = [span.size for axis in axes if axis.name == "data" for span in axis.spans]
     chosen = {}
     for name, option in request.chip.compiler_options.items():
-        odd = option.odd_copies if copies > 1 and copies % 2 else None
+        odd = option.odd_copies if any(size % 2 for size in copies if size > 1) else None
         value = option.value if odd is None else odd
         if value is not None and layout.has_option(name):
             chosen[name] = value
