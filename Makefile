@@ -102,7 +102,7 @@ bench-slowdowns: setup  ## slow six rehearsals on purpose, and none of ten other
 chaos: setup  ## 500 faults strike runs; FAULTS=20 runs a part and goes on where the last stopped
 	@$(BIN)/python -m tests.chaos.campaign --faults $(FAULTS)
 
-mutants: setup  ## change the code in a thousand places; a test must notice each. MUTANTS=50 runs a part
+mutants: setup  ## change the code in 5,000 places; a test must notice each. MUTANTS=50 runs a part
 	@$(BIN)/python -m tests.mutants.campaign --mutants $(MUTANTS)
 
 chaos-train: setup  ## kill training on five meshes and compare losses bit for bit

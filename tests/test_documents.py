@@ -31,6 +31,7 @@ KEY = "first"  # the README starts this run, and other pages show it
 SKIPPED = re.compile(r"(git clone \S+|cd \S+|make (?P<target>[a-z-]+)( [A-Z]+=\S+)*)( +#.*)?")
 # Commands that take a second and need no run: `make test` runs these, `make test-docs` all.
 FAST = re.compile(r"orch (plan|explain|schema|init|doctor)\b")
+PRINTED = re.compile(r"<!-- lines of `(orch .*)` -->\n```text\n((?:.*\n)*?)```")
 DONE: set[tuple[object, ...]] = set()  # of the fast ones, by their words and status
 
 # A checkout may hold these beside the project's own files.
@@ -184,17 +185,22 @@ def test_fast_commands_do_what_the_document_says(
     document: Path, tmp_path: Path, orch: RunOrch
 ) -> None:
     """Commands that plan and explain end with the stated status, in this process where they need
-    no shell; those of several documents once.
+    no shell; those of several documents once. They print what a page says that they print.
     """
+    printed = dict(PRINTED.findall(document.read_text(encoding="utf-8")))
     fast = [one for one in commands_of(document) if FAST.match(one.text)]
     for command in fast:
         words = shlex.split(command.text, comments=True)
         if set("|><;&$`*\n") & set(command.text):  # for a shell
             assert fault_of(command, reader_of_fast(tmp_path)) is None
-        elif words[1] == "init" or (*words, command.status) not in DONE:
+        elif words[1] == "init" or command.text in printed or (*words, command.status) not in DONE:
             done = orch(*words[1:], cwd=reader_of_fast(tmp_path))
             assert done.returncode == command.status, (command, done.stdout, done.stderr)
             DONE.add((*words, command.status))
+            lines = [*done.stdout.splitlines(), "    ..."]
+            shown = printed.pop(command.text, "").splitlines()
+            assert [line for line in shown if line not in lines] == []
+    assert not printed  # each is of a command that the page has
 
 
 def reader_of_fast(folder: Path) -> Path:
