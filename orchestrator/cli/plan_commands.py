@@ -17,7 +17,7 @@ from orchestrator.run import progress
 from orchestrator.run.progress import interruptible, offer_command, spec_command, stage_option
 from orchestrator.show.parts import Detail
 from orchestrator.show.plan_screen import plan_screen, stages_screen
-from orchestrator.show.terminal import CommandResult, show_result
+from orchestrator.show.terminal import CommandResult, show_result, telling_of
 from orchestrator.values.plan import Plan
 from orchestrator.values.spec import Spec
 
@@ -53,7 +53,7 @@ _OFFER_OPTIONS = ("by", "budget", "chips", "prices", "html")
 @click.option("--prices", metavar="KIND", help="on-demand, reserved, spot, or a file of yours.")
 @click.option("--frontier", is_flag=True, help="Serving: throughput against latency.")
 @click.option("--load", metavar="KIND", help="Serving: simulate poisson, bursts, or a trace.csv.")
-@click.option("--html", type=shared.FILE, metavar="FILE", help="Also a page of offers or a study.")
+@click.option("--html", type=shared.FILE, metavar="FILE", help="Offers or a study, also as a page.")
 @click.option("--serve", is_flag=True, help="Plan how the model of a RUN is served.")
 @shared.STORAGE
 @interruptible("planning")
@@ -68,8 +68,8 @@ def plan_command(
 
     With a serving spec, or a RUN and --serve, plan how it is served: latency, throughput and price.
 
-    With --by, --budget, --chips or --prices, or with resources.topology: auto, show which slices to
-    rent: days, dollars and odds of each.
+    With --by, --budget, --chips, --prices or --html, or with resources.topology: auto, show which
+    slices to rent: days, dollars and odds of each.
 
     \b
     Example:
@@ -134,7 +134,8 @@ def _plans(
     """Show the plan of a spec, and its runners-up where they are asked for."""
     if shared.has_many_plans(spec, stage):
         refuse_options({"--alternatives": more}, shared.ONE_STAGE)
-    made = orch.plans(spec, 1 + more, profile=profile, stage=stage)
+    with telling_of("planning: every mesh of these slices is priced"):
+        made = orch.plans(spec, 1 + more, profile=profile, stage=stage)
     # Files that the plans need and this machine lacks.
     missing = missing_inputs(spec, path.parent)
     warned = tuple(make_warning("input_missing", key=key, path=name) for key, name in missing)
@@ -142,7 +143,6 @@ def _plans(
     plans = [replace(plan, warnings=(*plan.warnings, *warned)) for plan, _ in known]
     following = spec_command("explain", path, spec.overrides, *stage_option(stage))
     odds = [None if stage else orch.deadline_odds(spec, plan) for plan in plans]
-    values = [*map(PlanWithOdds.of, plans, odds)]
 
     def screens() -> str:
         """Return the first plan with its proof, if that is known, then what runners-up lose."""
@@ -153,12 +153,12 @@ def _plans(
         cut = None
         if profile is None and stage is None and first.search.priced <= _QUICK[detail]:
             cut = orch.line_cut(spec, first)
-        proof = known[0][1]
-        if not proof and first.forecast.extrapolations and profile is None:
+        if not (proof := known[0][1]) and first.forecast.extrapolations and profile is None:
             command = spec_command("prove", path, spec.overrides, *stage_option(stage))
             proof = f"none yet, and one would narrow the interval: {command}"
         return plan_screen(first, following, proof, others, detail, odds[0], cut)
 
+    values = [*map(PlanWithOdds.of, plans, odds)]
     return CommandResult(values if more else values[0], screens)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Timer
 from typing import TYPE_CHECKING, TextIO
 
 from orchestrator.run.progress import handled_by
@@ -220,6 +221,27 @@ class StatusLine:
         yield
         if self.drawn:
             self.drawn.start()
+
+
+@contextmanager
+def telling_of(text: str, after_s: float = 2.0) -> Iterator[None]:
+    """Say on stderr what takes so long, unless it ends before: in the line of a terminal, else in a
+    line of its own.
+    """
+    status = StatusLine(live=is_live(sys.stderr))
+
+    def tell() -> None:
+        status.update(text) if status.live else echo(text, err=True)
+
+    timer = Timer(after_s, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # what it draws is cleared
+        status.clear()
 
 
 def _start_line() -> "Progress":
