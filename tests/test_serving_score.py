@@ -17,6 +17,7 @@ from orchestrator.evidence.score.serving_runs import (
     read,
     runs_of,
 )
+from orchestrator.show.serving_screen import serving_score_screen
 from tests.bench import serving_table as bench
 from tests.conftest import RunOrch
 
@@ -157,6 +158,23 @@ def test_a_file_of_runs_is_scored(tmp_path: Path, orch: RunOrch) -> None:
     shown = orch("score", str(path))
     assert "left out:" in shown.stdout
     assert scored(path).rows[0].tpot_s == pytest.approx(5.99e-3)
+
+
+def test_the_screen_of_a_score_has_its_medians_and_the_worst_runs(
+    of_all_runs: ServingScore,
+) -> None:
+    text = serving_score_screen(of_all_runs, "orch score")
+    lines = text.splitlines()
+    assert len(lines) < 120
+    top, last = " ".join(" ".join(lines[:6]).split()), " ".join(" ".join(lines[-5:]).split())
+    for verdict in (top, last):
+        assert "Score: 465 published runs, median error " in verdict
+        assert "none above what the bound allows, 65 left out." in verdict
+    shown = [run for run in of_all_runs.rows if f"  {run.id}: " in text]
+    assert len(shown) == 20
+    furthest = max(of_all_runs.rows, key=lambda run: abs(run.output_tokens_error or 0))
+    assert furthest in shown
+    assert "left out: 12 runs: the chip MI300X is not in the catalog" in " ".join(text.split())
 
 
 def test_a_document_is_a_page_a_system_or_a_campaign() -> None:

@@ -1,10 +1,11 @@
 """Show serving: plans, derivations and scores."""
 
+from math import log1p
 from pathlib import Path
 
 from orchestrator import formatting as fmt
 from orchestrator.evidence.explain.serving import ServingExplanation
-from orchestrator.evidence.score.serving import ServingScore
+from orchestrator.evidence.score.serving import ServingRow, ServingScore
 from orchestrator.run.progress import RUNS, run_command
 from orchestrator.serving.cheapest import ServingOffers
 from orchestrator.serving.frontier import ServingFrontier
@@ -22,6 +23,7 @@ from orchestrator.values.serving import (
 )
 
 _INTERVAL = "80 % interval"
+_WORST = 20  # runs of a score that are shown
 _NO_TPOT = "none: answers of one token"
 _FIGURES = {"output_tokens": "output tokens/s", "tpot": "TPOT", "ttft": "TTFT",
             "cache_room": "room for cache"}  # fmt: skip
@@ -309,15 +311,7 @@ def serving_explain_screen(sheet: ServingExplanation, next_command: str) -> ui.S
 
 
 def serving_score_screen(score: ServingScore, next_command: str) -> ui.Screen:
-    head = ("run", "output/s", "expected", "error", "TPOT", "expected", "error")
-    rows = [
-        (
-            run.id,
-            *_compared(run.output_tokens_per_s, run.output_tokens_error, fmt.scaled),
-            *_compared(run.tpot_s, run.tpot_error, fmt.seconds),
-        )
-        for run in score.rows
-    ]
+    """Return errors by figure, then the runs with the worst ones, and what is left out."""
     totals: list[ui.Row] = [
         ("", "engine", "runs", "median", "p90", "inside 80 %", "baseline", "p90")
     ]
@@ -329,19 +323,65 @@ def serving_score_screen(score: ServingScore, next_command: str) -> ui.Screen:
         figure = _FIGURES[part.figure]
         said = ["" if share is None else fmt.percent(share) for share in shares]
         totals.append((figure, part.engine, str(part.runs), *said))
-    runs = fmt.counted(len(score.rows), "run")
-    bound = f"{fmt.counted(score.above_bound, 'run')} above what the bound allows"
+
+    def worst(run: ServingRow) -> float:  # a half is as far off as a double
+        errors = (run.output_tokens_error, run.tpot_error, run.ttft_error)
+        return max((abs(log1p(error)) for error in errors if error is not None), default=0.0)
+
+    rows = sorted(score.rows, key=worst, reverse=True)[:_WORST]
+    which = f"the {_WORST} runs furthest off; --json has all:"
+    # What is left out: the run, or how many for the same reason.
+    named = dict[str, list[str]]()
+    for run in score.left_out:
+        named.setdefault(run.reason, []).append(run.id)
+    reasons = (
+        f"{ids[0] if len(ids) == 1 else fmt.counted(len(ids), 'run')}: {reason}"
+        for reason, ids in named.items()
+    )
+    verdict = _score_verdict(score)
+    title = f"{fmt.counted(len(score.rows), 'published run')} against their forecasts"
     return ui.screen(
-        [ui.Title(f"{runs} against their forecasts", score.learned_on)],
-        ui.indent(ui.table(head, rows)),
-        ui.indent([ui.Table(totals, gap=2)]),
-        ui.indent(ui.labelled("left out:", f"{run.id}: {run.reason}") for run in score.left_out),
-        ui.closing(f"{bound}.", next_command),
+        [ui.Title(title, score.learned_on)],
+        ui.indent([ui.heading(verdict)]),
+        ui.indent([ui.Table(totals, gap=2)] if score.summary else []),
+        ui.indent([ui.heading(which if len(score.rows) > _WORST else "the runs:")] if rows else []),
+        ui.indent(ui.Text(f"{run.id}: {_errors_text(run)}", hang=2) for run in rows),
+        ui.indent(ui.labelled("left out:", reason) for reason in reasons),
+        ui.closing(verdict, next_command),
     )
 
 
-def _compared(measured: float | None, error: float | None, show: ui.Show) -> ui.Row:
-    """Return what was measured, what is expected, and the error; empty where it is not stated."""
-    if measured is None or error is None:
-        return "", "", ""
-    return show(measured), show(measured * (1 + error)), fmt.signed_percent(error)
+def _score_verdict(score: ServingScore) -> str:
+    out = f"{len(score.left_out)} left out"
+    if not score.rows:
+        return f"Score: no run that can be planned and converted, {out}."
+    # Of each figure, the runs whose engine is known, if there are any.
+    first = {part.figure: part for part in reversed(score.summary)}
+    medians = [
+        f"{fmt.percent(part.median_abs_error)} of {_FIGURES[figure]}"
+        for figure, part in reversed(first.items())
+        if figure != "cache_room"
+    ]
+    rates = first.get("output_tokens") or first.get("tpot")
+    inside = ""
+    if rates and rates.inside_interval is not None:
+        share = fmt.percent(rates.inside_interval)
+        inside = f", {share} of {_FIGURES[rates.figure]} inside the 80 % interval"
+    above = f"{score.above_bound or 'none'} above what the bound allows"
+    runs = fmt.counted(len(score.rows), "published run")
+    return f"Score: {runs}, median error {', '.join(medians)}{inside}, {above}, {out}."
+
+
+def _errors_text(run: ServingRow) -> str:
+    """Return each figure that a run states, as measured and as expected."""
+    figures: tuple[tuple[str, float | None, float | None, ui.Show], ...] = (
+        ("output tokens/s", run.output_tokens_per_s, run.output_tokens_error, fmt.scaled),
+        ("TPOT", run.tpot_s, run.tpot_error, fmt.seconds),
+        ("TTFT", run.ttft_s, run.ttft_error, fmt.seconds),
+    )
+    return "; ".join(
+        f"{name} {show(measured)}, expected {show(measured * (1 + error))}"
+        f" ({fmt.signed_percent(error)})"
+        for name, measured, error, show in figures
+        if measured is not None and error is not None
+    )
