@@ -1,9 +1,11 @@
 """The Python API: as light as the planner, and the same values as the commands print."""
 
+import inspect
 import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from tests.journals import claimed_run
 from tests.reports import finished_study
 from tests.test_study import study_of
 
-TINY = "specs/tiny_2pod.yaml"
+TINY, SERVING = "specs/tiny_2pod.yaml", "specs/serve_qwen3_32b_v6e.yaml"
 HEAVY = {"jax", "jaxlib", "ray", "mlflow", "scipy", "rich", "click", "numpy", "msgspec"}
 
 
@@ -53,6 +55,36 @@ def test_every_function_is_in_the_package_and_on_the_page() -> None:
     for name in orch.__all__:
         assert callable(getattr(orch, name))
         assert f"`{name}(" in page or name in ("is_study", "OrchError", "SubmitOptions")
+
+
+def test_the_page_names_parameters_as_the_functions_do() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    checked = 0
+    for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE):
+        for name, arguments in re.findall(r"`(\w+)\((.*?)\)`", row):
+            known = inspect.signature(getattr(orch, name)).parameters
+            named = {argument.partition("=")[0] for argument in arguments.split(", ") if argument}
+            assert named <= set(known), name
+            checked += 1
+    assert checked > 50
+
+
+def test_wrong_arguments_are_refused_in_a_sentence() -> None:
+    calls: list[tuple[Callable[[], object], str]] = [
+        (lambda: orch.export("foo", TINY), "known: ray, rayjob, jobset"),  # type: ignore[arg-type]
+        (lambda: orch.explain(TINY, mfu=5), "mfu is 5, must be a share"),
+        (lambda: orch.explain(TINY, mfu=0), "mfu is 0, must be a share"),
+        (lambda: orch.plan(TINY, stage=0), "stage 0: tiny-2pod has no stages"),
+        (lambda: orch.diff(TINY, TINY, stage=0), "stage 0: tiny-2pod has no stages"),
+        (lambda: orch.plans(TINY, 0), "count is 0: at least 1"),
+        (lambda: orch.prove_search(TINY, 0), "count is 0: at least 1"),
+        (lambda: orch.score(without="x"), "known: document, group"),  # type: ignore[arg-type]
+        (lambda: orch.score_gpus(without="x"), "known: document"),  # type: ignore[arg-type]
+        (lambda: orch.serving_load(SERVING, seed=-1), "seed is -1, must be at least 0"),
+    ]
+    for call, says in calls:
+        with pytest.raises(SpecError, match=says):
+            call()
 
 
 def test_the_notebook_example_runs() -> None:

@@ -18,7 +18,7 @@ from orchestrator import catalog
 from orchestrator.catalog.chips import Chip
 from orchestrator.catalog.topologies import hosts
 from orchestrator.errors import SpecError
-from orchestrator.interop.kubernetes import _KINDS, manifests
+from orchestrator.interop.kubernetes import _OBJECTS, manifests
 from orchestrator.reading.examples import spec_text
 from orchestrator.values.plan import Plan
 from orchestrator.values.spec import Spec
@@ -70,7 +70,7 @@ def every_kind(
     spec, plan = planned(path, *overrides)
     if options:
         spec = api.load(path, (*overrides, *options))
-    return {kind: manifests(kind, spec, plan, spec_text(spec)) for kind in _KINDS}
+    return {kind: manifests(kind, spec, plan, spec_text(spec)) for kind in _OBJECTS}
 
 
 def on(name: str, topology: str, pods: int) -> list[str]:

@@ -2,10 +2,10 @@
 
 import hashlib
 from pathlib import PurePosixPath
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from orchestrator.catalog.chips import GPU_DOMAIN, GkeNames, chip_of
-from orchestrator.errors import SpecError
+from orchestrator.errors import SpecError, UnknownName
 from orchestrator.planning.planner import ON_GPUS
 from orchestrator.plugins import pinned
 from orchestrator.storage.addresses import is_address
@@ -13,7 +13,6 @@ from orchestrator.values.plan import Plan
 from orchestrator.values.spec import Spec
 
 ManifestKind = Literal["ray", "rayjob", "jobset"]
-_KINDS: tuple[ManifestKind, ...] = get_args(ManifestKind)
 _Manifest = dict[str, Any]
 _OBJECTS: dict[ManifestKind, tuple[str, str]] = {
     "ray": ("ray.io/v1", "RayCluster"),
@@ -58,6 +57,8 @@ _SHARED = (
 
 def manifests(kind: ManifestKind, spec: Spec, plan: Plan, spec_text: str) -> list[_Manifest]:
     """Return the objects of that kind, in the order in which they are created."""
+    if kind not in _OBJECTS:
+        raise UnknownName("kind of manifests", kind, [*_OBJECTS])
     _gke(plan)
     # The spec's name as a DNS label; one that is cut has a digest.
     name = spec.name if spec.name[0].isalpha() else f"run-{spec.name}"

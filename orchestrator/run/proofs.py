@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from orchestrator import journal
-from orchestrator.errors import OrchError, SpecError
+from orchestrator.errors import OrchError, SpecError, UnknownName
 from orchestrator.evidence.explain.assemble import explain as derive
 from orchestrator.evidence.explain.formula import Explanation
 from orchestrator.evidence.report import make_report
@@ -32,6 +32,8 @@ from orchestrator.values.study import ScalingReport, SweepReport
 
 if TYPE_CHECKING:
     from orchestrator.run.serving import ServingSource
+
+_HeldOut: TypeAlias = Literal["document", "group", "software"]
 
 
 class ProofFailed(OrchError):
@@ -120,6 +122,8 @@ def prove_search(
     """Compile at most `count` plans of a spec that the forecast cannot tell apart, as many at once
     as cores and memory allow, and compare how the compiler schedules them, the fastest first.
     """
+    if count < 1:
+        raise SpecError(f"count is {count}: at least 1 plan can be compiled")
     found, tell = loaded(spec, overrides), progress or silent
     if found.experiment.stages:
         raise SpecError(
@@ -183,7 +187,7 @@ def _hlo_folder(hlo: str | Path | None) -> Path | None:
 def _program(spec: SpecSource, overrides: Sequence[str], stage: int | None) -> tuple[Spec, Plan]:
     """Return a spec and its plan, or one stage as a spec and its plan; they have one program."""
     found = loaded(spec, overrides)
-    if found.experiment.stages and not stage:
+    if found.experiment.stages and stage is None:
         raise SpecError(
             f"{found.name} has {len(found.experiment.stages)} stages, each with a program of its"
             " own: choose one with --stage N"
@@ -201,19 +205,22 @@ def explain(
     """Derive a spec's figures, formula by formula, next to published figures; with stages those of
     one, by default the one with most tokens. `mfu` is assumed for the training time.
     """
+    if not 0 < mfu <= 1:
+        raise SpecError(f"mfu is {mfu}, must be a share above 0 and at most 1")
     return derive(explained_stage(loaded(spec, overrides), stage), mfu=mfu)
 
 
 def score(
     runs: str | Path | None = None,
     *,
-    without: Literal["document", "group", "software"] | None = None,
+    without: _HeldOut | None = None,
 ) -> Score:
     """Compare forecasts of published runs with what they reached. `runs` is a CSV file, by default
     the project's own. `without` learns the constants anew without each document, group or software,
     and scores what it left out.
     """
     path = Path(runs) if runs else None
+    _refuse_unknown(without)
     known = evaluate.with_catalog_constants
     made = evaluate.cross_validated(without, path) if without else known(path)
     if path:
@@ -222,18 +229,24 @@ def score(
     return replace(made, goodput=goodput, recoveries=recoveries)
 
 
-def is_gpu(path: str | Path) -> bool:
+def _refuse_unknown(without: str | None) -> None:
+    if without not in (None, *get_args(_HeldOut)):
+        raise UnknownName("part to leave out", without, [*get_args(_HeldOut)])
+
+
+def is_gpu(runs: str | Path) -> bool:
     """Return whether a file has the columns of published training runs on GPUs."""
-    return gpu_runs.is_gpu(Path(path))
+    return gpu_runs.is_gpu(Path(runs))
 
 
 def score_gpus(
     runs: str | Path | None = None,
     *,
-    without: Literal["document", "group", "software"] | None = None,
+    without: _HeldOut | None = None,
 ) -> gpu.GpuScore:
     """Compare forecasts of published runs on GPUs with what they reached, as `score` does."""
     path = Path(runs) if runs else None
+    _refuse_unknown(without)
     return gpu.cross_validated(without, path) if without else gpu.with_catalog_constants(path)
 
 

@@ -100,8 +100,9 @@ def serving_load(
     """Return what requests see that arrive at the plan of a spec: `poisson`, in `bursts`, or those
     of a CSV file with the columns time_s, prompt and output.
     """
-    if requests < 1:
-        raise SpecError(f"requests is {requests}, must be at least 1")
+    for name, value, least in (("requests", requests, 1), ("seed", seed, 0)):
+        if value < least:
+            raise SpecError(f"{name} is {value}, must be at least {least}")
     plan, given = plan_serving(spec, overrides), None
     if arrivals not in ("poisson", "bursts"):
         # The requests of a file, by the time of their arrival.

@@ -95,7 +95,7 @@ def plans(
     if count < 1:
         raise SpecError(f"count is {count}: at least 1 plan can be asked for")
     found = loaded(spec, overrides)
-    made = make_stage_plans(found, stage, count) if stage else make_plans(found, count)
+    made = make_stage_plans(found, stage, count) if stage is not None else make_plans(found, count)
     if profile is None:
         return made
     # Most plans need no profile, and what measures them is heavy to import.
@@ -195,4 +195,4 @@ def loaded(spec: SpecSource, overrides: Sequence[str] = ()) -> Spec:
 def planned(spec: SpecSource, stage: int | None) -> tuple[Spec, Plan]:
     found = loaded(spec)
     made = plan(found, stage=stage)
-    return (stage_spec(found, stage) if stage else found), made
+    return (found if stage is None else stage_spec(found, stage)), made

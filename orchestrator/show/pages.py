@@ -78,31 +78,31 @@ def write_report(run: str, storage: str | Path = RUNS, *, out: str | Path | None
     return page
 
 
-def write_schedule(found: ProofResult, path: str | Path) -> Path:
+def write_schedule(result: ProofResult, path: str | Path) -> Path:
     """Write the page of a proof's schedule: a layer in time, and a flame graph by source line."""
-    if found.proof.schedule is None:
-        raise OrchError(f"--html: no schedule: the catalog has no clock_hz for {found.plan.chip}")
-    return _write(Path(path), schedule_page(found.plan, found.proof.schedule))
+    if result.proof.schedule is None:
+        raise OrchError(f"--html: no schedule: the catalog has no clock_hz for {result.plan.chip}")
+    return _write(Path(path), schedule_page(result.plan, result.proof.schedule))
 
 
-def write_offers(found: Offers, path: str | Path) -> Path:
+def write_offers(offers: Offers, path: str | Path) -> Path:
     """Write the page of offers: the frontier as a picture, and the table."""
-    return _write(Path(path), offers_page(found))
+    return _write(Path(path), offers_page(offers))
 
 
-def write_frontier(found: ServingFrontier, path: str | Path) -> Path:
+def write_frontier(frontier: ServingFrontier, path: str | Path) -> Path:
     """Write the page of a serving spec's frontier: throughput against latency, and the table."""
-    head, *rows = frontier_rows(found)
+    head, *rows = frontier_rows(frontier)
     # Each mode as a line of dots: TPOT across, output tokens/s of a chip up.
     curves = []
     for color, mode in (("measured", "interleaved"), ("expected", "disaggregated")):
-        own = [point for point in found.points if point.mode == mode]
+        own = [point for point in frontier.points if point.mode == mode]
         places = tuple((point.tpot_s * 1e3, point.output_tokens_per_s_chip) for point in own)
         curves.append(draw.Curve(mode, color, places, dots=True))
     x, y = zip(*(place for curve in curves for place in curve.points), strict=True)
     flags = []
-    if found.best is not None:
-        best = found.points[found.best]
+    if frontier.best is not None:
+        best = frontier.points[frontier.best]
         place = best.tpot_s * 1e3, best.output_tokens_per_s_chip
         flags = [draw.Flag("meets the wishes", "measured", *place)]
     plot = draw.Plot(
@@ -111,30 +111,30 @@ def write_frontier(found: ServingFrontier, path: str | Path) -> Path:
         curves=curves, flags=flags,
     )  # fmt: skip
     text = draw.filled(
-        "frontier.html", title=found.name, headline=f"{found.chip} {found.topology}",
+        "frontier.html", title=frontier.name, headline=f"{frontier.chip} {frontier.topology}",
         verdict="Throughput against latency", plot=plot, head=head, rows=rows,
     )  # fmt: skip
     return _write(Path(path), text)
 
 
 def write_forecast(
-    found: reports.ScalingForecast | reports.SweepForecast, path: str | Path
+    forecast: reports.ScalingForecast | reports.SweepForecast, path: str | Path
 ) -> Path:
     """Write the page of a study as planned: its scaling, or its times, as a picture."""
-    kind, verdict, remark = studies.forecast_texts(found)
+    kind, verdict, remark = studies.forecast_texts(forecast)
     plots, bars = list[draw.Plot](), list[draw.Bar]()
-    if isinstance(found, reports.ScalingForecast):
-        plots = _forecast_plots(found)
+    if isinstance(forecast, reports.ScalingForecast):
+        plots = _forecast_plots(forecast)
     else:
-        for trial in found.trials:
+        for trial in forecast.trials:
             if plan := trial.planned:
                 part = draw.BarPart("", plan.days.likeliest)
-                name = reports.settings_text(trial.settings, found.vary)
+                name = reports.settings_text(trial.settings, forecast.vary)
                 bars.append(draw.Bar(name, "expected", (part,)))
-    head, *rows = studies.planned_trials(found).rows
+    head, *rows = studies.planned_trials(forecast).rows
     text = draw.filled(
         "forecast.html",
-        title=found.name,
+        title=forecast.name,
         verdict=verdict,
         headline=kind,
         plots=plots,
@@ -142,7 +142,7 @@ def write_forecast(
         head=["trial", *(name if name == "MFU" else name.lower() for name in head[1:])],
         rows=rows,
         remark=remark,
-        warnings=studies.trial_warnings(found),
+        warnings=studies.trial_warnings(forecast),
     )
     return _write(Path(path), text)
 
