@@ -76,6 +76,16 @@ def test_an_uncalibrated_rehearsal_shows_no_expected_step() -> None:
     assert "expected" in status_screen.status_screen(real, "x")
 
 
+def test_a_batch_that_other_pods_changed_is_shown() -> None:
+    """Of a batch as requested nothing is said."""
+    own = replace(tiny_plan().batch, sequences=40, requested_sequences=32)
+    shown = status_screen.status_screen(status_of(batch=own), "x")
+    assert "batch      40 sequences" in shown
+    assert "raised 25.0 % from 32" in " ".join(shown.split())
+    as_asked = replace(own, requested_sequences=40)
+    assert "sequences" not in status_screen.status_screen(status_of(batch=as_asked), "x")
+
+
 PLAN, SMALLER = "3f9a1c07" * 8, "80c5437d" * 8
 START = AttemptStarted(at_s=10.0, attempt=1, plan_digest=PLAN, pods=4, slices=("a", "b"))
 ERROR = "RuntimeError: slice a lost host 3\n  with a trace\n  of many lines"

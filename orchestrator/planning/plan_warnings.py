@@ -52,7 +52,8 @@ _TEXTS: dict[str, str] = {
     ),
     "other_batch": (
         "no mesh of {pods} pods divides {requested:,} sequences within experiment.batch.tolerance"
-        " {tolerance}: these steps have {sequences:,}, so losses are not those of the planned batch"
+        " {tolerance:whole percent}: these steps have {sequences:,}, so losses are not those of the"
+        " planned batch"
     ),
     "bf16_parameters": (
         "bf16 parameters without an fp32 master copy lose small updates; the book counts memory"
