@@ -183,6 +183,9 @@ def _spec(values: dict[str, Any], model: dict[str, Any], overrides: tuple[str, .
     resources["failures"] = failures
     sections = {"experiment": experiment, "resources": resources, "run": run}
     given = {key: value for key, value in values.items() if key != "schema"}
+    # A choice that leaves the mesh to the search is about the spec as it is written.
+    if mesh == auto and any(text.startswith(("experiment.", "resources.")) for text in overrides):
+        given.pop("choice", None)
     return msgspec.convert({**given, **sections, "overrides": overrides}, Spec)
 
 
