@@ -213,9 +213,7 @@ _KEY = "experiment.precision.compute"
 
 
 def multiplies_in(chip: Chip, compute: str) -> bool:
-    """Whether a chip gains from that type: it has a rate for it, a narrow type a higher one than
-    bf16.
-    """
+    """Whether a chip gains from that type: it has a rate, for a narrow type above that of bf16."""
     rates, narrow = chip.peak_flops_per_s, compute in ("int8", "fp8")
     return compute in rates and (not narrow or rates[compute].value > rates["bf16"].value)
 

@@ -193,7 +193,7 @@ def infeasible(spec: Spec, request: SearchRequest, result: SearchResult) -> Infe
 def _memory_reasons(request: SearchRequest, result: SearchResult) -> Iterator[Reason]:
     """Yield why every placement needs more memory than a device has, or its host."""
     chip, needed, remat = request.chip, result.smallest_bytes, request.experiment.remat
-    batch, chunks = request.experiment.batch, request.mesh.pipeline_chunks or 1
+    batch = request.experiment.batch
     if not np.isfinite(needed):  # every mesh has a pipeline, and none of these can run
         if remat != AUTO and policy(remat).needs_host:
             yield _reason("pipeline_offloads")
@@ -205,11 +205,9 @@ def _memory_reasons(request: SearchRequest, result: SearchResult) -> Iterator[Re
         passes = np.full_like(each, batch.microbatches) if batch.microbatches else each
         nearest = int(np.argmax(passes / stages))
         yield _microbatch_groups(
-            chunks=chunks,
-            stages=int(stages[nearest]),
-            sequences=batch.sequences,
-            microbatches=int(passes[nearest]),
-        )
+            chunks=request.mesh.pipeline_chunks or 1, stages=int(stages[nearest]),
+            sequences=batch.sequences, microbatches=int(passes[nearest]),
+        )  # fmt: skip
         return
     usable, most = chip.hbm_usable_bytes.value, int(chip.pod_chips.value)
     if needed <= usable:

@@ -306,13 +306,11 @@ def plan_on(spec: Spec, plan: values.Plan, pods: int) -> values.Plan:
             # It is the same experiment and stage, and the batch that was requested.
             requested = replace(other.batch, requested_sequences=plan.batch.requested_sequences)
             other = replace(other, spec_digest=plan.spec_digest, batch=requested, stage=plan.stage)
-            wanted = replace(batch, sequences=requested.requested_sequences, tolerance=allowed)
-            low, high = batch_range(wanted)
-            if not low <= requested.sequences <= high:
-                warning = plan_warnings.make_warning(
-                    "other_batch", pods=pods, sequences=requested.sequences,
-                    requested=wanted.sequences, tolerance=allowed,
-                )  # fmt: skip
+            asked, now = requested.requested_sequences, requested.sequences
+            low, high = batch_range(replace(batch, sequences=asked, tolerance=allowed))
+            if not low <= now <= high:
+                figures = {"pods": pods, "sequences": now, "requested": asked, "tolerance": allowed}
+                warning = plan_warnings.make_warning("other_batch", **figures)
                 other = replace(other, warnings=(warning, *other.warnings))
             return replace(other, digest=values.plan_digest(other))
     raise last_error

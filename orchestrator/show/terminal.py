@@ -225,16 +225,13 @@ class StatusLine:
 
 @contextmanager
 def telling_of(text: str, after_s: float = 2.0) -> Iterator[None]:
-    """Say on stderr what takes so long, unless it ends before: in the line of a terminal, else in a
-    line of its own.
-    """
+    """Say on stderr what takes so long, unless it ends before."""
     status = StatusLine(live=is_live(sys.stderr))
 
     def tell() -> None:
         status.update(text) if status.live else echo(text, err=True)
 
     timer = Timer(after_s, tell)
-    timer.daemon = True
     timer.start()
     try:
         yield

@@ -173,7 +173,7 @@ def needs(sheet: Worksheet) -> Iterator[DerivationSection]:
     width = F_TOKEN if F_TOKEN in sheet.numbers else "F"
     fits = sheet.section("Memory, the book's way", _with_width(_MEMORY, width))
     if sheet["few"] > sheet["n"]:  # a pod has no such few chips
-        fits = replace(fits, lines=tuple(one for one in fits.lines if one.symbol != "days_few"))
+        fits = replace(fits, lines=tuple(line for line in fits.lines if line.symbol != "days_few"))
     figures = {"by_d": sheet["few"], "by_6f": sheet["few_6F"], "chips": sheet["n"]}
     yield _answer(fits, "pod_holds_it", sheet["few_6F"] <= sheet["n"], figures)
     # Without splitting sequences there are no more ways than sequences.
