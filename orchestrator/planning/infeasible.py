@@ -220,7 +220,7 @@ def _memory_reasons(request: SearchRequest, result: SearchResult) -> Iterator[Re
     meshes = feasibility.sizes_by_name(all_meshes(request, MeshRequest()))
     rows = make_layout(request, meshes, batch.sequences, 1, FreePolicy(), NO_LINKS)
     parameters = flops.parameters(request.experiment.model)
-    split = float(np.max(parameters / rows.stored_parameter_elements))
+    split = float(np.max(parameters / rows.stored_parameter_elements, initial=1.0))
     is_whole = 2 * split < request.torus.devices and not chip.switched
     if is_whole and state_bytes(request.experiment) > split * usable:
         yield _reason("model_not_divisible", ways=round(split), devices=request.torus.devices)
