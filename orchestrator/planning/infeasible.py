@@ -71,7 +71,7 @@ _TEXTS = {
         " has {usable_bytes:whole GiB}"
     ),
     "dimension_not_divisible": "{name} {total:,} is not divisible by {ways}",
-    "no_mixture": "{ways} split the experts of a mixture, and this model has none: leave them out",
+    "no_mixture": "{ways} split the experts of a mixture, and this model is dense: leave them out",
     "sequences_not_whole": (
         "{name} counts rows of whole sequences: without it, or with {ways} 1, there are meshes"
     ),

@@ -355,7 +355,7 @@ def _score_verdict(score: ServingScore) -> str:
     out = f"{len(score.left_out)} left out"
     if not score.rows:
         return f"Score: no run that can be planned and converted, {out}."
-    # Of each figure, the runs whose engine is known, if there are any.
+    # The runs whose engine is known, if a figure has any.
     first = {part.figure: part for part in reversed(score.summary)}
     medians = [
         f"{fmt.percent(part.median_abs_error)} of {_FIGURES[figure]}"
