@@ -120,6 +120,8 @@ def test_every_spec_is_planned(spec: Path) -> None:
     plan = shipped_plan(spec)
     assert plan.forecast.fits
     assert plan.devices >= plan.chips >= 1
+    # The program that a spec says the compiler chose is the plan's.
+    assert "stale_choice" not in {note.code for note in plan.warnings}
     days, said = plan.forecast.days, " ".join(opening(spec))
     found = DAYS.search(said)
     assert found or " days " not in said
