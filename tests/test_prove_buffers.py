@@ -63,7 +63,7 @@ def test_a_loop_holds_its_state_once() -> None:
 def test_buffers_have_classes_and_names() -> None:
     """Arguments by their paths, a cast parameter as a copy, a stack by the line that fills it."""
     read = program("layers")
-    ledger = BufferClasses(Dataflow(read), peak(read), layers=4)
+    ledger = BufferClasses(Dataflow(read), peak(read), kept=4)
     classes = ledger.sizes()
     assert sum(classes.values()) == peak(read).bytes
     assert classes["parameters"] == classes["optimizer"] == 4 * KIB

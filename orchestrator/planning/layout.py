@@ -356,12 +356,11 @@ class Training(Layout):
 
     @property
     def chunks_in_flight(self) -> Number:
-        """Passes of a chunk whose activations a stage holds, over the chunks of a stage. All stages
-        run in step, so that each forward pass waits for v p + p - 2 ticks at most.
-        """
-        most = np.minimum(self.chunks * self.stages + self.stages - 1,
-                          self.microbatches * self.chunks + 1)  # fmt: skip
-        return np.where(self.stages > 1, most / self.chunks, 1) if np.any(self.stages > 1) else 1
+        """Passes of a chunk whose activations a stage holds, over the chunks of a stage."""
+        if not np.any(self.stages > 1):
+            return 1
+        passes = passes_in_flight(self.stages, self.chunks, self.microbatches)
+        return np.where(self.stages > 1, passes / self.chunks, 1)
 
     @property
     def weight_passes(self) -> Number:
@@ -445,6 +444,13 @@ class Training(Layout):
         option = self.chip.compiler_options.get(name)
         apart = self.devices_along(SHARED_OVER_DCN) == 1
         return bool(option) & (apart | bool(option and option.between_slices))
+
+
+def passes_in_flight(stages: Number, chunks: int, microbatches: Number) -> Number:
+    """Passes of a chunk whose activations a stage of a pipeline holds. All stages run in step, so
+    that each forward pass waits for v p + p - 2 ticks at most.
+    """
+    return np.minimum(chunks * stages + stages - 1, microbatches * chunks + 1)
 
 
 def is_of_experts(matmul: description.Matmul) -> bool:

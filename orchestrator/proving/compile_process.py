@@ -21,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from orchestrator import plugins
 from orchestrator.errors import OrchError
+from orchestrator.planning.layout import passes_in_flight
 from orchestrator.proving import compiled
 from orchestrator.proving.hlo.collectives import DeviceMesh
 from orchestrator.proving.hlo.operations import planned_exchanges, program_mesh
@@ -113,6 +114,7 @@ def _compiled(plan: AnyPlan, request: compiled.CompileRequest, send: _Send) -> c
     # The compiled program numbers devices as its own mesh does.
     planned = {device: place for place, device in enumerate(mesh_of(plan, devices).devices.flat)}
     is_gpu = devices[0].platform == "gpu"
+    staged = plan.pipeline if isinstance(plan, Plan) else None
     peak_memory = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT_BYTES)
     return compiled.Compiled(
         memory=_memory(executable.memory_analysis()),
@@ -124,6 +126,9 @@ def _compiled(plan: AnyPlan, request: compiled.CompileRequest, send: _Send) -> c
             rates,
             tuple(places),
             planned_exchanges(plan),
+            int(passes_in_flight(staged.stages, staged.chunks, staged.microbatches))
+            if staged
+            else plan.model.layers,
         ),
         compile_s=compile_s,
         compiler_memory_bytes=peak_memory,

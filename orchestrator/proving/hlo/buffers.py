@@ -1,6 +1,7 @@
 """Sort the buffers that are alive at the peak by class, and name them by the trainer's lines.
 Arguments go by the trainer's names. Compute copies are parameters in another type or order;
-gradients have a parameter's shape; kept activations exist once per layer; all else is working set.
+gradients have a parameter's shape; kept activations exist once for each layer, or each pass of a
+pipeline; all else is working set.
 """
 
 import re
@@ -175,10 +176,12 @@ _CHANGES_NOTHING = frozenset({"convert"})
 
 
 class BufferClasses:
-    """What is alive at the peak of a program with that many layers."""
+    """What is alive at the peak of a program that keeps activations of so many layers, or passes
+    of a pipeline.
+    """
 
-    def __init__(self, flow: Dataflow, peak: _Peak, layers: int) -> None:
-        self.flow, self.peak, self.layers = flow, peak, layers
+    def __init__(self, flow: Dataflow, peak: _Peak, kept: int) -> None:
+        self.flow, self.peak, self.kept = flow, peak, kept
         arguments = flow.program.entry.parameters.values()
         self.parameter_shapes = {
             argument.arrays[0].dimensions
@@ -218,7 +221,7 @@ class BufferClasses:
         dimensions = self.flow.array(value).dimensions
         if dimensions in self.parameter_shapes:
             return _GRADIENTS
-        return _KEPT if len(dimensions) > 1 and dimensions[0] == self.layers else _WORKING
+        return _KEPT if len(dimensions) > 1 and dimensions[0] == self.kept else _WORKING
 
     def _value(self, buffer: _LiveBuffer) -> tuple[HloValue, str]:
         """What is in the buffer, and its path if it is an argument of the program."""

@@ -37,13 +37,15 @@ def summarize(
     rates: proofs.ScheduleRates | None = None,
     places: tuple[tuple[int, ...], ...] = (),
     planned: Mapping[tuple[tuple[str, ...], str], str] | None = None,
+    kept: int | None = None,
 ) -> ProgramSummary:
     """The numbers of a program with that many layers. `mesh` has the devices of a slice, `between`
     the slices. `rates`, with `places` as torus coordinates of each partition, price the schedule;
-    `planned` has the ledger's line for the axes and the kind of a collective.
+    `planned` has the ledger's line for the axes and the kind of a collective. What is kept of each
+    layer, or of each of the `kept` passes of a pipeline, is counted as such.
     """
     flow, visited = Dataflow(program), list(visits(program))
-    classes = BufferClasses(flow, peak(program), layers)
+    classes = BufferClasses(flow, peak(program), kept or layers)
     uncounted = {
         flops.kernel_name(op)
         for where, op, _ in visited
