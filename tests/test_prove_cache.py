@@ -204,7 +204,8 @@ def test_other_names_of_the_compiler_are_another_result(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A chip's file names its topology; the plan's digest does not cover a chip of the catalog."""
-    monkeypatch.setattr(platforms, "target", lambda _: ("v6e:8x8", {}))
+    other = replace(platforms.platform_of(kept[1]), target=lambda _: ("v6e:8x8", {}))
+    monkeypatch.setattr(verdict, "platform_of", lambda _: other)
     assert cached(kept[1]) is None
 
 

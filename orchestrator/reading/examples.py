@@ -162,6 +162,8 @@ def _changed(source: Path, path: Path, base: Path, overrides: Sequence[str]) -> 
     for override in overrides:
         key, _, value = override.partition("=")
         text = _edited(text, key.split("."), value)
+    if getattr(spec, "choice", None) is None:  # overrides leave out what the compiler chose
+        text = re.sub(r"(?m)^choice:.*\n?", "", text)
     written = SpecText(str(path), tuple(text.splitlines()))
     if read(written, (), base) != replace(spec, overrides=()):
         text = spec_text(spec)  # without comments, rather than another spec

@@ -1,5 +1,6 @@
 """A run's figures among Ray's own Prometheus metrics, which `dashboards/grafana.json` shows."""
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -47,7 +48,7 @@ def _go_on(journal: Journal) -> None:
             for name, host, value in figures(reader.read()):
                 gauges[name].set(value, {"run": journal.key, "host": host})
         except OrchError as error:  # the storage does not answer: the next look may succeed
-            print(f"no metrics for now: {error}", flush=True)
+            print(f"no metrics for now: {error}", file=sys.stderr, flush=True)
         time.sleep(_EVERY_S)
 
 
