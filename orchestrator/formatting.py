@@ -181,6 +181,7 @@ class _Filler(Formatter):
 
 # Names that a field may have as its format: `{step_s:seconds}`.
 _SHOWN_BY: dict[str, Callable[[Any], str]] = {
+    "chunks": lambda value: counted(value, "chunk"),
     "GiB": lambda value: f"{value / GIB:,.2f} GiB",
     "whole GiB": lambda value: f"{value / GIB:,.0f} GiB",
     "memory": in_memory,

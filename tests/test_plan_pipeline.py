@@ -249,3 +249,12 @@ def test_the_bubble_has_no_place_below_the_roofs(plan: Plan) -> None:
     [bound] = [curve for curve in roofline(plan, None).curves if curve.name == "lower bound"]
     height = max(height for _, height in bound.points)
     assert height == pytest.approx(work / plan.forecast.step_s.lower)
+
+
+@pytest.mark.parametrize(("gpus", "warned"), [(72, True), (64, False)])
+def test_a_domain_with_an_odd_factor_is_warned_about(gpus: int, warned: bool) -> None:
+    """Of 72 GPUs the 9 becomes stages or copies; on 64 the same model takes less time a token."""
+    sizes = [f"resources.topology={gpus}", "resources.pods=2", "experiment.batch.sequences=128"]
+    plan = orch.plan("specs/llama3_8b_1slice.yaml", ["resources.chip=gb200", *sizes])
+    [*notes] = [note for note in plan.warnings if note.code == "odd_domain"]
+    assert [note.figures["fewer"] for note in notes] == [64] * warned

@@ -168,7 +168,10 @@ def test_progress_tells_the_best_and_the_time_left(monkeypatch: pytest.MonkeyPat
     assert told[3] == ("3 of 3 plans, 1 at once", "best 6.36 s")
 
 
-def test_an_interrupt_leaves_no_compiler_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_interrupt_leaves_no_compiler_behind(monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
+    """Those that wait for a core are not begun."""
+    monkeypatch.setattr(choose, "_parallel_jobs", lambda: jobs)
     monkeypatch.setattr(compiler, "_COMMAND", (sys.executable, "-c", "import time; time.sleep(99)"))
     started: list[subprocess.Popen[bytes]] = []
     begin = subprocess.Popen

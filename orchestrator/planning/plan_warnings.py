@@ -45,10 +45,14 @@ _TEXTS: dict[str, str] = {
     ),
     "no_memory_margin": "no plan leaves 5 % of HBM free: this one uses that margin",
     "pipeline_bubble": (
-        "with {microbatches} microbatches in {chunks} chunks each of {stages} stages waits for"
+        "with {microbatches} microbatches in {chunks:chunks} each of {stages} stages waits for"
         " {share:percent} of the time that it works: more sequences a step bring more"
         " microbatches (--set experiment.batch.sequences={sequences}), and more chunks shorten the"
         " wait"
+    ),
+    "odd_domain": (
+        "{chips} GPUs have the factor {odd}, which becomes stages of a pipeline or copies; with"
+        " {fewer} of them a step is often faster: --set resources.topology={fewer}"
     ),
     "other_batch": (
         "no mesh of {pods} pods divides {requested:,} sequences within experiment.batch.tolerance"
@@ -137,6 +141,11 @@ def all_warnings(
     offloaded = plan.forecast.host_memory_bytes_per_chip
     if offloaded and plan.forecast.host_bytes_per_chip is None:
         yield make_warning("host_memory_unknown", chip=plan.chip, offloaded_bytes=offloaded)
+    chips = request.topology.chips
+    odd = chips // (chips & -chips)
+    if request.chip.switched and odd > 1:
+        fewer = 1 << chips.bit_length() - 1
+        yield make_warning("odd_domain", chips=chips, odd=odd, fewer=fewer)
     if plan.model.mtp_layers:
         yield make_warning("mtp_left_out", layers=plan.model.mtp_layers)
     yield from catalog.rental_warnings(request.chip, request.topology, request.pods)

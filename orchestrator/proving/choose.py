@@ -5,7 +5,7 @@ the one that it schedules fastest.
 import os
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from math import ceil, inf
 from typing import Any
@@ -167,8 +167,11 @@ class _Search:
         finally:  # an interrupt leaves no compiler behind
             self.stopped = True
             pool.shutdown(wait=False, cancel_futures=True)
-            while wait(started, _LOOK_S).not_done:
-                compiler.end_all()  # a thread may only just have started its own
+            # A thread may only just have started its own. What was cancelled counts as done here;
+            # for futures.wait() it never is.
+            while not all(each.done() for each in started):
+                compiler.end_all()
+                time.sleep(_LOOK_S)
 
     def _add(self, contender: Contender) -> None:
         self.compared.append(self._compiled(contender))

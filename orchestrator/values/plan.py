@@ -48,7 +48,7 @@ ATTENTION_LINES: tuple[LineKind, ...] = ("attention", "attention_recompute")  # 
 WarningCode = Literal[
     "slice_not_rented", "slices_not_joined", "no_memory_margin", "accumulation_faster",
     "attention_positions", "bf16_parameters", "gpu_mixture", "gpu_sequence", "pipeline_bubble",
-    "host_memory_unknown", "mtp_left_out", "other_batch",
+    "host_memory_unknown", "mtp_left_out", "odd_domain", "other_batch",
     "other_trainer", "few_steps", "long_warmup", "large_batch", "many_years", "failures_unknown",
     "mostly_recovering", "checkpoint_interval", "storage_too_slow", "saves_block", "extrapolation",
     "no_expected", "own_runs", "stale_choice", "unsteady_profile", "input_missing",
