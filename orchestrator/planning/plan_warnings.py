@@ -45,7 +45,7 @@ _TEXTS: dict[str, str] = {
     ),
     "no_memory_margin": "no plan leaves 5 % of HBM free: this one uses that margin",
     "pipeline_bubble": (
-        "with {microbatches} microbatches in {chunks:chunks} each of {stages} stages waits for"
+        "with {microbatches} microbatches, each of {stages} stages of {chunks:chunks} waits for"
         " {share:percent} of the time that it works: more sequences a step bring more"
         " microbatches (--set experiment.batch.sequences={sequences}), and more chunks shorten the"
         " wait"

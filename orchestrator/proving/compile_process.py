@@ -128,7 +128,7 @@ def _compiled(plan: AnyPlan, request: compiled.CompileRequest, send: _Send) -> c
             planned_exchanges(plan),
             int(passes_in_flight(staged.stages, staged.chunks, staged.microbatches))
             if staged
-            else plan.model.layers,
+            else None,
         ),
         compile_s=compile_s,
         compiler_memory_bytes=peak_memory,

@@ -198,9 +198,7 @@ def help_about(key: str) -> list[KeyHelp]:
     """
     if found := _keys_at(key):
         return found
-    level = key.rpartition(".")[0]
-    while level and not _keys_at(level):
-        level = level.rpartition(".")[0]
+    level = nearest_key(key)
     start = f"{level}." if level else ""
     below = (row.key.removeprefix(start) for row in _keys_at(level) if row.key.startswith(start))
     names = dict.fromkeys(name.split(".")[0].split("[")[0] for name in below)
