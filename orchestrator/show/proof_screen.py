@@ -347,7 +347,7 @@ def _schedule_parts(
             what = f"{fmt.count(transfer.calls_per_step)} {' '.join(filter(None, over))}"
             how = f"hides behind {short_line(transfer.behind) if transfer.behind else 'nothing'}"
             how = how if transfer.asynchronous else "synchronous"
-            words = (what, transfer.algorithm, how, short_line(transfer.line))
+            words = (what, transfer.algorithm, f"of {short_line(transfer.line)}", how)
             times = fmt.seconds(transfer.exposed_s), fmt.seconds(transfer.wire_s)
             transfers.append((*times, ", ".join(filter(None, words))))
     lines = by_line(schedule.lines)
@@ -373,7 +373,7 @@ def _schedule_parts(
     return [
         *ui.section("seconds of a step, scheduled by the compiler", _totals(plan, schedule)),
         *ui.indent(_ledger_lines(plan, schedule, small_s, None if full else _MOST)),
-        *ui.section("by line", [ui.Table(line_rows, ">>>>>><")]),
+        *ui.section("by line", [ui.Table(line_rows, ">>>>>>w")]),
         *ui.section(low, ui.table(low_head, slow[:_MOST], ">><<<")),
         *ui.section("copies and relayouts", [ui.Table(copies, ">w")] if copies else []),
         *ui.section("exposed transfers", ui.table(("", "sent in", ""), transfers[:_MOST], "<<w")),

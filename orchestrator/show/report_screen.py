@@ -427,7 +427,8 @@ def _steps_table(runs: "Sequence[ScoredRow | GpuScoredRow]") -> list[ui.Part]:
         rows.append(
             (run.id, expected, fmt.span(low, high), measured, fmt.signed_percent(run.error))
         )
-    return ui.table(("run", "expected", "80 % interval", "measured", "error"), rows)
+    head = ("run", "expected", "80 % interval", "measured", "error")
+    return [ui.Table([head, *rows], spare=(2, 1))] if rows else []
 
 
 def _score_tables(score: "Score") -> Iterator[list[ui.Part]]:

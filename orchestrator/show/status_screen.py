@@ -234,8 +234,6 @@ def _progress(status: Status) -> _Facts:
         loss, perplexity = f"{newest.loss:.4f}", fmt.to_digits(newest.perplexity, 4)
         took = f"after step {fmt.count(newest.steps_done)}, took {fmt.seconds(newest.evaluation_s)}"
         yield "held-out", f"loss {loss}, perplexity {perplexity}, {took}"
-    is_fewer = status.pods != status.requested_pods
-    fewer = f" of {status.requested_pods} requested" if is_fewer else ""
     for slowdown in worst_slowdowns(status.slowdowns)[:1]:
         more = len(status.slowdowns) - 1
         others = f"; {fmt.counted(more, 'other slowdown')}" if more else ""
@@ -243,7 +241,12 @@ def _progress(status: Status) -> _Facts:
     slices = status.attempts[-1].slices if status.attempts else ()
     if status.batch and status.batch.sequences != status.batch.requested_sequences:
         yield "batch", batch_text(status.batch)
-    yield "pods", f"{status.pods}{fewer}" + (f": {', '.join(slices)}" if slices else "")
+    pods, requested = str(status.pods), status.requested_pods
+    if status.pods != requested:  # a resume may take more than were asked for
+        pods += (
+            f" of {requested} requested" if status.pods < requested else f", {requested} requested"
+        )
+    yield "pods", f"{pods}: {', '.join(slices)}" if slices else pods
 
 
 def batch_text(size: PlannedBatch) -> str:
