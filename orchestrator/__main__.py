@@ -1,5 +1,6 @@
 """`python -m orchestrator` is `orch`."""
 
+import gc
 import os
 import signal
 
@@ -15,6 +16,7 @@ def main() -> None:
     usual = signal.getsignal(signal.SIGINT)
     if usual is signal.default_int_handler:  # a shell's background jobs ignore it
         signal.signal(signal.SIGINT, end)
+    gc.set_threshold(100_000)  # imports make much that lives on, in which no garbage is to be found
     from orchestrator import cli  # noqa: PLC0415  half a second, of which this must take care
 
     cli.main(lambda: signal.signal(signal.SIGINT, usual))

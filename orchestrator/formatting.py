@@ -165,6 +165,16 @@ def at_least(low: str) -> str:
     return f"at least {low}"
 
 
+def batch(sequences: int, length: int, requested: int) -> str:
+    """Return the size of a batch, and how far it is from the sequences that were requested."""
+    text = f"{count(sequences)} sequences x {count(length)} = {scaled(sequences * length)} tokens"
+    if sequences != requested:
+        change = sequences / requested - 1
+        verb = "raised" if change > 0 else "lowered"
+        text += f" ({verb} {percent(abs(change))} from {count(requested)} to divide evenly)"
+    return text
+
+
 def off(measured_s: float, expected_s: float, than: str) -> str:
     """Return how far a measured time is from an expected one: `9.4 % more than expected`."""
     times = measured_s / expected_s

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator import formatting as fmt
 from orchestrator import journal
 from orchestrator.drive import worker
 from orchestrator.drive.driver import (
@@ -21,7 +22,6 @@ from orchestrator.launch import provenance
 from orchestrator.launch.backend import Slice, WorkerArgs
 from orchestrator.launch.ray.slices import heads_of_others, kind_of, members, slices_of
 from orchestrator.planning.planner import make_plan, plan_on
-from orchestrator.show.status_screen import batch_text
 from orchestrator.values.goodput import SPARE_WAIT_S
 from orchestrator.values.run import Step
 from orchestrator.values.spec import Pods
@@ -166,7 +166,9 @@ def test_fewer_pods_have_a_plan_of_their_own() -> None:
     moved = plan_on(odd, make_plan(odd), 3)
     assert moved.batch.sequences in (63, 66)
     # Beyond the tolerance it has a warning, within it none.
-    assert "from 64 to divide evenly" in batch_text(moved.batch)
+    size = moved.batch
+    words = fmt.batch(size.sequences, size.length, size.requested_sequences)
+    assert "from 64 to divide evenly" in words
     assert "other_batch" not in [note.code for note in moved.warnings]
     exact = replace(odd.experiment.batch, tolerance=0.0)
     strict = replace(odd, experiment=replace(odd.experiment, batch=exact))

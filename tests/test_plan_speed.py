@@ -85,6 +85,9 @@ def test_planning_loads_no_framework() -> None:
     """`orch plan` runs without jax, ray, mlflow or scipy in the process."""
     modules = loaded("plan", "specs/llama3_70b_4pod.yaml")
     assert modules >= {"click", "numpy", "orchestrator", "yaml"}
+    assert (
+        modules & {"orchestrator.drive", "orchestrator.journal", "orchestrator.tracking"} == set()
+    )
     assert modules & {"jax", "jaxlib", "mlflow", "optax", "orbax", "ray", "scipy"} == set()
 
 

@@ -16,7 +16,9 @@ from orchestrator.values.model import Model
 FOLDER = resource("catalog")
 
 
+@cache
 def table(name: str) -> dict[str, Any]:
+    """Return the content of a file of the catalog, which nobody changes."""
     with (FOLDER / name).open("rb") as file:
         return tomllib.load(file)
 
@@ -238,14 +240,9 @@ def defined(name: str, definition: dict[str, Any]) -> Chip:
     return msgspec.convert({**definition, "name": name}, Chip)
 
 
-@cache
-def _models() -> dict[str, dict[str, Any]]:
-    return table("models.toml")
-
-
 def models() -> tuple[str, ...]:
     """Return the names of all models, families together and small ones first."""
-    return tuple(_models())
+    return tuple(table("models.toml"))
 
 
 def model(name: str) -> Model:
@@ -259,9 +256,10 @@ def model_source(name: str) -> str:
 
 
 def _entry(name: str) -> dict[str, Any]:
-    if name not in _models():
+    if name not in models():
         raise UnknownName("model", name, list(models()))
-    return _models()[name]
+    entry: dict[str, Any] = table("models.toml")[name]
+    return entry
 
 
 # Where each outside number comes from.

@@ -11,7 +11,6 @@ from orchestrator.planning.planner import LineCut
 from orchestrator.planning.ranking import OFFLOAD_GAIN, TIE, Reason, loss, passed_over
 from orchestrator.show import parts as ui
 from orchestrator.show import plan_text
-from orchestrator.show.status_screen import batch_text
 from orchestrator.values.codec import short
 from orchestrator.values.plan import Estimate, Plan, PlanWarning, WarningCode
 
@@ -112,7 +111,7 @@ def _decisions(plan: Plan, *, full: bool) -> list[ui.Part]:
     rows = [
         ("model", _model(plan)),
         ("mesh", f"{slices} dcn | {inside}"),
-        ("batch", batch_text(size)),
+        ("batch", fmt.batch(size.sequences, size.length, size.requested_sequences)),
         ("step", step),
         ("pipeline", pipeline),
         ("choice", _choice(plan)),

@@ -16,7 +16,7 @@ from orchestrator.storage.addresses import folder
 from orchestrator.values import codec
 from orchestrator.values.codec import short
 from orchestrator.values.goodput import Outlook
-from orchestrator.values.plan import Estimate, Plan, PlannedBatch
+from orchestrator.values.plan import Estimate, Plan
 from orchestrator.values.run import LIVE, Attempt, LogLine, Run, Status
 from orchestrator.values.slowdowns import Slowdown, worst_slowdowns
 from orchestrator.values.study import StudyStatus, kind_text
@@ -239,25 +239,15 @@ def _progress(status: Status) -> _Facts:
         others = f"; {fmt.counted(more, 'other slowdown')}" if more else ""
         yield "slow", f"{slowdown.text}{others}: {_slowdown_command(slowdown, status)}"
     slices = status.attempts[-1].slices if status.attempts else ()
-    if status.batch and status.batch.sequences != status.batch.requested_sequences:
-        yield "batch", batch_text(status.batch)
+    size = status.batch
+    if size and size.sequences != size.requested_sequences:
+        yield "batch", fmt.batch(size.sequences, size.length, size.requested_sequences)
     pods, requested = str(status.pods), status.requested_pods
     if status.pods != requested:  # a resume may take more than were asked for
         pods += (
             f" of {requested} requested" if status.pods < requested else f", {requested} requested"
         )
     yield "pods", f"{pods}: {', '.join(slices)}" if slices else pods
-
-
-def batch_text(size: PlannedBatch) -> str:
-    sequences = f"{fmt.count(size.sequences)} sequences x {fmt.count(size.length)}"
-    text = f"{sequences} = {fmt.scaled(size.tokens)} tokens"
-    if size.sequences != size.requested_sequences:
-        change = size.sequences / size.requested_sequences - 1
-        verb = "raised" if change > 0 else "lowered"
-        requested = fmt.count(size.requested_sequences)
-        text += f" ({verb} {fmt.percent(abs(change))} from {requested} to divide evenly)"
-    return text
 
 
 def _slowdown_command(slowdown: Slowdown, run: Run) -> str:

@@ -1,6 +1,6 @@
 """The Plan with its Forecast, or why a spec has no plan. Plain values, no JAX."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from typing import Any, Literal
 
@@ -501,11 +501,16 @@ def program_digest(plan: Plan) -> str:
 
 
 def _digested(plan: Plan) -> dict[str, Any]:
-    digested = asdict(replace(plan, stages=()))
-    digested["stages"] = [stage.digest for stage in plan.stages]
+    digested = {
+        key: msgspec.to_builtins(value)
+        for key in Plan.__struct_fields__
+        if key not in _UNDIGESTED
+        and ((value := getattr(plan, key)) or key not in _DIGESTED_IF_GIVEN)
+    }
+    if plan.stages:
+        digested["stages"] = [stage.digest for stage in plan.stages]
     _leave_out(digested)
-    absent = {key for key in _DIGESTED_IF_GIVEN if not digested[key]}
-    return {key: digested[key] for key in digested.keys() - _UNDIGESTED - absent}
+    return digested
 
 
 def experiment_digest(experiment: spec.Experiment) -> str:
