@@ -77,6 +77,30 @@ def test_the_keys_of_a_plan(orch: RunOrch) -> None:
     assert isinstance(plan["forecast"]["max_batch"], int)
 
 
+SHAPE = "layers: 4, d_model: 512, d_ff: 1024, heads: 8, kv_heads: 8, head_dim: 64, vocab: 32000"
+
+
+@pytest.mark.parametrize(
+    ("more", "where", "message"),
+    [
+        ("moe: {experts: 8, top_k: 9, d_ff: 64}", "moe.top_k", "at most the 8 experts"),
+        ("moe: {experts: 8, top_k: 2, d_ff: 64, groups: 3}", "moe.groups", "divide the 8 experts"),
+        (
+            "latent: {query_rank: 64, kv_rank: 64, nope_dim: 31, rope_dim: 33, value_dim: 32}",
+            "latent.rope_dim",
+            "must be even",
+        ),
+    ],
+)
+def test_a_shape_of_ones_own_is_checked_as_for_training(
+    more: str, where: str, message: str
+) -> None:
+    with pytest.raises(SpecProblems) as found:
+        load_serving(QWEN, [f"serve.model={{name: mine, {SHAPE}, {more}}}"])
+    assert f"serve.model.{where}: is" in str(found.value)
+    assert message in str(found.value)
+
+
 @pytest.mark.parametrize(
     ("override", "message", "hint"),
     [

@@ -184,7 +184,7 @@ def check_model(spec: SpecInstance, key: str) -> None:
     if isinstance(model.get("latent"), dict):
         latent = {name: spec[f"{key}.latent.{name}"] for name in _LATENT_KEYS}
         if None not in latent.values():
-            _check_latent(spec, model, LatentDimensions(**latent))
+            _check_latent(spec, key, model, LatentDimensions(**latent))
     if model.get("activation") == "clamped_swiglu" and not model.get("gated", True):
         message = "is a function of gate and up, must have gated: true"
         hint = "for example gated: true"
@@ -237,8 +237,7 @@ def latent_faults(
         yield "kv_heads", "latent-kv-heads", message, f"for example kv_heads: {heads}"
 
 
-def _check_latent(spec: SpecInstance, model: _Values, latent: LatentDimensions) -> None:
-    key = "experiment.model"
+def _check_latent(spec: SpecInstance, key: str, model: _Values, latent: LatentDimensions) -> None:
     heads, kv_heads, width = (model.get(name) for name in SHAPE_KEYS)
     for name, *fault in latent_faults(latent, heads, kv_heads):
         spec.report(f"{key}.{'latent.' * (name == 'rope_dim')}{name}", *fault)

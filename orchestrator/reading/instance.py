@@ -54,7 +54,9 @@ class SpecInstance:
         value = self.values
         for part in path:
             value = value.get(part, _ABSENT) if isinstance(value, dict) else _ABSENT
-        return schemas.default_of(schemas.schema_field(*path)) if value is _ABSENT else value
+        if value is not _ABSENT:
+            return value
+        return schemas.default_of(schemas.schema_field(*path, within=self.fields[()].schema))
 
     def is_rejected(self, path: KeyPath) -> bool:
         return any(path[:length] in self.rejected for length in range(len(path) + 1))

@@ -497,9 +497,11 @@ def member(schema: Schema, key: str) -> Schema | None:
     return None if inside is None else resolved(inside)
 
 
-def schema_field(*path: str) -> Schema:
-    """Return the schema of a key of specs by its path, through whichever alternative has it."""
-    schema = spec_schema()
+def schema_field(*path: str, within: Schema | None = None) -> Schema:
+    """Return the schema of a key by its path, through whichever alternative has it; of specs, if
+    `within` is not given.
+    """
+    schema = within or spec_schema()
     for key in path:
         inside = [member(choice, key) for choice in alternatives(schema)]
         schema = next((part for part in inside if part is not None), {})
