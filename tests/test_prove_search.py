@@ -25,7 +25,7 @@ from orchestrator.show.proof_screen import search_screen
 from orchestrator.values.plan import Plan, program_digest
 from orchestrator.values.proof import Proof
 from orchestrator.values.spec import Spec
-from tests.conftest import RunOrch
+from tests.conftest import ROOT, RunOrch
 from tests.proofs import as_forecast
 from tests.schedules import schedule
 
@@ -58,6 +58,19 @@ def test_a_spec_with_a_choice_is_searched_as_if_it_had_none() -> None:
     assert spec.choice
     assert spec.resources.mesh.fsdp == 1024
     assert len({each.plan.mesh["tensor"] for each in make_contenders(spec, 3)}) == 3
+
+
+def test_a_search_keeps_the_axes_that_only_a_spec_can_ask_for() -> None:
+    """On GPUs a search chooses all, so what it pinned once is chosen again."""
+    choice = load(SPEC).choice
+    asked = load(ROOT / "specs/tiny_2pod.yaml", ["resources.mesh={sequence_dcn: 2}"])
+    found = make_contenders(replace(asked, choice=choice), 1)[0].plan
+    assert found.mesh["sequence_dcn"] == 2
+    places = ["resources.chip=h100", "resources.topology=h100-8", "resources.pods=8"]
+    mesh = "resources.mesh={data: 8, fsdp_dcn: 1}"
+    pinned = load(ROOT / "specs/llama3_8b_1slice.yaml", [*places, mesh])
+    free = make_contenders(replace(pinned, choice=choice), 1)[0].plan
+    assert free.mesh != make_plan(replace(pinned, choice=None)).mesh
 
 
 def test_contenders_are_programs_that_the_forecast_cannot_tell_apart() -> None:

@@ -59,6 +59,10 @@ def test_a_mixture_is_read_from_notes() -> None:
         ({"num_gpus": ""}, "a number is needed"),
         ({"num_gpus": "-8"}, "positive whole number"),
         ({"global_batch_seqs": "129"}, "are not 129 sequences"),
+        (
+            {"global_batch_seqs": "1", "micro_batch_seqs": "", "grad_accum": ""},
+            "1 sequences are fewer than dp",
+        ),
         ({"ep": "3"}, "ep 3 does not divide"),
         ({"precision": "fp4"}, ""),
         ({"precision": "int3"}, "no peak"),
@@ -142,6 +146,14 @@ def test_one_batch_of_constants_is_what_the_runs_teach() -> None:
     found, known = gpu.fit([run for run in runs if run.learned]), gpu_constants()
     for name in ("chips", "types", "kinds", "attention", "shared", "software"):
         assert asdict(known)[name] == pytest.approx(asdict(found)[name], rel=5e-3), name
+
+
+def test_mixtures_alone_teach_constants_too() -> None:
+    """A document left out may be the only one with dense runs."""
+    mixtures = [run for run in gpu.published_gpus()[0] if run.mixture][:3]
+    found = gpu.fit(mixtures)
+    assert found.runs == 3
+    assert all(0 < share < 2 for share in found.chips.values())
 
 
 @pytest.mark.slow  # learns anew without each document and software

@@ -48,6 +48,13 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 # --- the spec
 
 
+def test_a_range_that_ends_at_zero_is_left_endlessly_far() -> None:
+    """No published run on v5e kept activations on its host."""
+    spec = load(ROOT / "specs/tiny_stages.yaml", ["experiment.remat={block_input: offload}"])
+    figures = [note.figures for note in make_plan(spec).warnings if note.code == "extrapolation"]
+    assert [known["high"] for known in figures if known["axis"] == "host_share"] == [0]
+
+
 def test_what_a_stage_leaves_out_is_as_in_the_stage_before(tmp_path: Path) -> None:
     """Batch, length and optimizer are inherited; a new schedule has no warm-up of its own."""
     experiment = staged_spec(tmp_path).experiment

@@ -243,7 +243,7 @@ def _evict(journal: Journal, before: RunState) -> None:
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(driver.pid)
             tree = [process, *process.children(recursive=True)]
-            _kill(child for child in tree if child.pid != os.getpid())
+            _kill(child.pid for child in tree if child.pid != os.getpid())
     if before.attempts:
         _end_ranks(journal, before.attempts[-1].number)
 
@@ -272,14 +272,14 @@ def _end_ranks(
         if not left and (not awaited or waited_s > _START_LIMIT_S):
             return
         if left and waited_s > _EXIT_LIMIT_S:
-            _kill(psutil.Process(process.pid) for process in left)
+            _kill(process.pid for process in left)
         clock.sleep(POLL_S)
 
 
-def _kill(processes: Iterable[psutil.Process]) -> None:
-    for process in processes:
-        with suppress(psutil.Error):
-            process.kill()
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with suppress(psutil.Error):  # the end of one may have ended another
+            psutil.Process(pid).kill()
 
 
 # --- the slices that an attempt takes, among those that the backend shows: pure

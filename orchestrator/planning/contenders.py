@@ -6,7 +6,7 @@ import numpy as np
 
 from orchestrator import catalog
 from orchestrator.network.rematerialization import AUTO, text_of
-from orchestrator.planning.feasibility import pinned_sizes
+from orchestrator.planning.feasibility import ASKED_AXES, pinned_sizes
 from orchestrator.planning.nearest_specs import (
     MESH,
     MICROBATCHES,
@@ -46,9 +46,11 @@ def make_contenders(spec: Spec, most: int, room_bytes: float = 0.0) -> list[Cont
     `room_bytes` only those that leave so much more of the memory.
     """
     if spec.choice:  # what an earlier search pinned is chosen again
-        shares = MeshRequest(fsdp_dcn=spec.resources.mesh.fsdp_dcn)
+        switched, mesh = catalog.chip_of(spec.resources).switched, spec.resources.mesh
+        asked = () if switched else ASKED_AXES
+        again = MeshRequest(**{axis: getattr(mesh, axis) for axis in asked})
         spec = changed(spec, {REMAT: AUTO, MICROBATCHES: AUTO})
-        spec = replace(spec, choice=None, resources=replace(spec.resources, mesh=shares))
+        spec = replace(spec, choice=None, resources=replace(spec.resources, mesh=again))
     first = make_plan(spec)
     request = search_request(spec)
     chip = request.chip

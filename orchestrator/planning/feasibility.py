@@ -141,13 +141,17 @@ def usable_axes(model: Model) -> tuple[str, ...]:
     return tuple(axis for axis in ICI_AXES if axis not in idle)
 
 
+# On chips that no switch connects, the search leaves these to the spec.
+ASKED_AXES = (*MODEL_OVER_DCN, *in_slice(PIPELINE))
+
+
 def pinned_sizes(
     model: Model, mesh: Mapping[str, int], chunks: int, *, switched: bool
 ) -> dict[str, int]:
     """Return the keys of a mesh request that the search answers with this mesh. For a switched chip
     it chooses axes between domains too, so all have their size.
     """
-    others = [axis for axis in (*MODEL_OVER_DCN, *in_slice(PIPELINE)) if axis in mesh or switched]
+    others = [axis for axis in ASKED_AXES if axis in mesh or switched]
     if model.moe is None:
         others = [axis for axis in others if axis not in LOGICAL_AXES[EXPERTS]]
     found = {axis: mesh.get(axis, 1) for axis in (*usable_axes(model), *others)}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from math import ceil
+from math import ceil, inf
 from typing import Any
 
 from orchestrator import catalog
@@ -244,6 +244,12 @@ def extrapolated(
         return ()
     values = estimates.axis_values(layout, work, step_s.expected)
     return estimates.extrapolations(values, efficiency.ranges)
+
+
+def beyond(value: float, low: float, high: float) -> float:
+    """Return how many times as far as its range a value lies; of one that ends at 0, endlessly."""
+    near, far = sorted((value, high if value > high else low))
+    return far / near if near else inf
 
 
 def plain_line(line: plan.LedgerLine) -> plan.LedgerLine:

@@ -409,16 +409,13 @@ def _joined(stages: Sequence[_StageOffer], wanted: OfferRequest) -> Offer:
         price = longest.dollars_per_chip_hour or 0.0
         dollars = forecast.plus(forecast.add(paid), price * stages[0][2] * changes_s / HOUR_S)
 
-    def beyond(axis: Extrapolation) -> float:
-        """Return how many times as far it lies; of a range that ends at zero, further than any."""
-        near, far = sorted((axis.value, axis.high if axis.value > axis.high else axis.low))
-        return far / near if near else inf
-
     # Along each axis, the value that is farthest from the published runs.
+    def distance(axis: Extrapolation) -> float:
+        return forecast.beyond(axis.value, axis.low, axis.high)
+
     farthest: dict[str, Extrapolation] = {}
     for axis in (axis for offer in offers for axis in offer.extrapolations):
-        if axis.axis not in farthest or beyond(axis) > beyond(farthest[axis.axis]):
-            farthest[axis.axis] = axis
+        farthest[axis.axis] = max(farthest.get(axis.axis, axis), axis, key=distance)
     return replace(
         longest,
         days=days,

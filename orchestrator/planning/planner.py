@@ -22,7 +22,7 @@ from orchestrator.network.rematerialization import AUTO
 from orchestrator.planning import flops, nearest_specs, plan_warnings, search
 from orchestrator.planning.collectives import per_layer
 from orchestrator.planning.feasibility import batch_range, check_chip, check_experts
-from orchestrator.planning.forecast import add, forecast, plus, typical
+from orchestrator.planning.forecast import add, beyond, forecast, plus, typical
 from orchestrator.planning.infeasible import Infeasible, infeasible
 from orchestrator.planning.layout import Training
 from orchestrator.planning.ranking import (
@@ -427,15 +427,15 @@ def joined(spec: Spec, stages: Sequence[values.Plan]) -> values.Plan:
     # all stages: the run itself has that warning.
     clearest: dict[object, tuple[float, values.PlanWarning]] = {}
     for warning in chain.from_iterable(stage.warnings for stage in stages):
-        figures, beyond = warning.figures, 0.0
+        figures, distance = warning.figures, 0.0
         key: object = (warning.code, tuple(figures.items()))
         if warning.code == "checkpoint_interval":
             continue
         if warning.code == "extrapolation":
             value, low, high = (float(figures[name]) for name in ("value", "low", "high"))
-            key, beyond = figures["axis"], value / high if value > high else low / value
-        if key not in clearest or beyond > clearest[key][0]:
-            clearest[key] = (beyond, warning)
+            key, distance = figures["axis"], beyond(value, low, high)
+        if key not in clearest or distance > clearest[key][0]:
+            clearest[key] = (distance, warning)
     once = [warning for _, warning in clearest.values()]
     warnings = (*once, *plan_warnings.interval_warnings(whole), *plan_warnings.run_warnings(whole))
     return replace(whole, digest=values.plan_digest(whole), warnings=warnings)

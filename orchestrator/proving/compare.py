@@ -8,7 +8,7 @@ from typing import Literal
 
 from orchestrator.catalog.published import schedule_score
 from orchestrator.formatting import GIB
-from orchestrator.network.mesh_axes import PIPELINE, between_slices
+from orchestrator.network.mesh_axes import AXES, DCN_AXES, PIPELINE, between_slices
 from orchestrator.network.rematerialization import Treatments, policy
 from orchestrator.planning.layout import DTYPE_BYTES, moment_bytes
 from orchestrator.proving import compiled as programs
@@ -212,7 +212,7 @@ def _program_kinds(
 ) -> set[str]:  # fmt: skip
     """Return what tells a program from others, as words: `v6e`, `the axis tensor`, `offload`."""
     found = {
-        "several slices": mesh["pods"] > 1,
+        "several slices": any(mesh.get(axis, 1) > 1 for axis in DCN_AXES),
         "weights shared by slices": mesh["fsdp_dcn"] > 1,
         "offload": remat.needs_host,
         "microbatches": microbatches > 1,
@@ -220,8 +220,9 @@ def _program_kinds(
         "latent attention": model.latent is not None,
         f"products in {compute}": compute != "bf16",
     }
-    axes = ("data", "expert", "sequence", "tensor")
-    found |= {f"the axis {axis}": mesh[axis] > 1 for axis in axes}
+    # `pods` and the axes that share weights have words of their own, or none.
+    axes = (axis for axis in AXES if axis not in ("pods", "fsdp_dcn", "fsdp"))
+    found |= {f"the axis {axis}": mesh.get(axis, 1) > 1 for axis in axes}
     return {chip, *(word for word, has in found.items() if has)}
 
 

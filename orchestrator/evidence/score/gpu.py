@@ -114,10 +114,10 @@ def fit(runs: list[GpuRun]) -> GpuConstants:
     dense = [run for run in runs if not run.mixture]
     seen = {f"{part}.{value}" for run in dense for part, value in _places(run).items()}
     seen |= {f"shared.{name}" for name in _SHARED} | {f"type.{name}" for name in _TYPES}
-    _solve(dense, priors, x, [name for name in priors if name in seen])
     mixtures = [run for run in runs if run.mixture]
-    if mixtures:
-        _solve(mixtures, priors, x, [name for name in priors if name not in seen])
+    for some, is_dense in ((dense, True), (mixtures, False)):
+        if some:
+            _solve(some, priors, x, [name for name in priors if (name in seen) == is_dense])
 
     def group(prefix: str) -> dict[str, float]:
         return {

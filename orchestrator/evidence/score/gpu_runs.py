@@ -185,6 +185,8 @@ def _run_of(row: Row) -> GpuRun:
         raise Unscorable(f"{model.layers} layers are fewer than pp x interleave chunks")
     sequences, length = _whole(row, "global_batch_seqs"), _whole(row, "seq_len")
     each = _whole(row, "micro_batch_seqs", 0) or sequences // mesh["dp"]
+    if not each:
+        raise Unscorable(f"{sequences} sequences are fewer than dp {mesh['dp']}")
     microbatches = _whole(row, "grad_accum", max(sequences // (mesh["dp"] * each), 1))
     if microbatches * each * mesh["dp"] != sequences:
         text = f"{microbatches} microbatches of {each} x dp {mesh['dp']} are not {sequences}"
