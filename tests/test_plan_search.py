@@ -26,6 +26,7 @@ from orchestrator.planning.ranking import (
     best_choices,
     expected_s_of,
     kinds_of,
+    pick,
     ranked_choices,
 )
 from orchestrator.planning.search import (
@@ -488,3 +489,17 @@ def test_requested_microbatches_are_planned(microbatches: int) -> None:
     plan = make_plan(with_microbatches(spec, microbatches))
     assert plan.batch.microbatches == microbatches
     assert plan.batch.sequences_per_replica % microbatches == 0
+
+
+def test_the_expected_time_decides_on_gpus_too() -> None:
+    """Among plans alike by the first rule; elsewhere it was unknown there, and all were equal."""
+    spec = spec_of("llama3-405b", chip="b200", topology="b200-8", pods=16, sequences=512)
+    request = search_request(spec)
+    candidates = search(request).candidates
+    near = np.flatnonzero(
+        candidates.cost_s_per_token <= candidates.cost_s_per_token.min() * (1 + TIE)
+    )
+    expected = expected_s_of(layout_of_rows(request, candidates, near))
+    least = expected[candidates.cost_s_per_token[near].argmin()]
+    first = pick(request, candidates, near, expected)
+    assert expected[near == first] < least * (1 - _SAME)

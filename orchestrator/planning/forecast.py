@@ -27,6 +27,7 @@ from orchestrator.planning.step_work import (
 from orchestrator.planning.time import StepTime, device_peak, math_lines, step_time, time_lines
 from orchestrator.values import plan
 from orchestrator.values.goodput import EvaluationCost, GoodputForecast, GoodputInputs
+from orchestrator.values.model import Model
 from orchestrator.values.spec import Resources, Spec
 
 
@@ -226,14 +227,19 @@ def step_bounds(
     return replace(estimate, expected=expected, low=low, high=high)
 
 
-def _efficiency_of(layout: Training) -> catalog.Efficiency | GpuEfficiency | None:
+def efficiency_of(
+    chip: Chip, model: Model, compute: str
+) -> catalog.Efficiency | GpuEfficiency | None:
     """Return what published runs on such chips reach, or None without such runs. On GPUs none is of
     this project's trainer: its plans are as those of software never seen.
     """
-    if layout.chip.switched:
-        is_mixture = layout.model.moe is not None
-        return gpu_constants().efficiency(layout.chip, layout.precision.compute, mixture=is_mixture)
-    return catalog.efficiency(layout.chip.name, layout.precision.compute)
+    if chip.switched:
+        return gpu_constants().efficiency(chip, compute, mixture=model.moe is not None)
+    return catalog.efficiency(chip.name, compute)
+
+
+def _efficiency_of(layout: Training) -> catalog.Efficiency | GpuEfficiency | None:
+    return efficiency_of(layout.chip, layout.model, layout.precision.compute)
 
 
 def extrapolated(

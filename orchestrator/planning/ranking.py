@@ -6,11 +6,13 @@ from typing import Literal
 
 import numpy as np
 
-from orchestrator import catalog
+from orchestrator.catalog.published import Efficiency, GpuEfficiency
 from orchestrator.network.mesh_axes import ICI_AXES, LOGICAL_AXES, in_slice, ways
 from orchestrator.network.rematerialization import policy
+from orchestrator.planning import gpu_expected
 from orchestrator.planning.expected import expected_s
 from orchestrator.planning.feasibility import sizes_by_name
+from orchestrator.planning.forecast import efficiency_of
 from orchestrator.planning.layout import Training
 from orchestrator.planning.search import Candidates, Choice, SearchRequest, layout_of_rows
 from orchestrator.planning.time import step_time, time_lines
@@ -78,8 +80,9 @@ def ranked_choices(request: SearchRequest, candidates: Candidates, most: int) ->
         if faster and shown[0] == 1 and candidates.microbatches[faster[0]] not in shown:
             rows[-1] = faster[0]
     # Costs within the spread of the forecast are alike.
-    efficiency = catalog.efficiency(request.chip.name)
-    factor = exp(efficiency.spread.value) if efficiency else 1 + TIE
+    known = _known(request)
+    spread = known.spread if isinstance(known, GpuEfficiency) else known and known.spread.value
+    factor = 1 + TIE if spread is None else exp(spread)
     cost = candidates.cost_s_per_token
     ranked = []
     for row in rows:
@@ -111,8 +114,7 @@ def pick(request: SearchRequest, candidates: Candidates, rows: Ints, expected: F
     """Return the best contender, from the expected seconds per token of each: by cost and batch, of
     equals the fastest, the simplest, the cheapest; or one that is surely expected to be faster.
     """
-    efficiency = catalog.efficiency(request.chip.name, request.experiment.precision.compute)
-    known = 1 + TIE if efficiency is None else exp(efficiency.reference_spread.value)
+    known = _sure_factor(request) or 1 + TIE
     first = _first(request, candidates, rows, expected)
     # How much accumulating gradients spares of the waits for slices, no published run shows.
     alike = candidates.microbatches[rows] <= candidates.microbatches[rows[first]]
@@ -144,12 +146,29 @@ def _first(request: SearchRequest, candidates: Candidates, rows: Ints, expected:
 
 def expected_s_of(layout: Training) -> Floats:
     """Return the expected seconds per token of layouts; 1 where no run on such chips is known."""
-    efficiency = catalog.efficiency(layout.chip.name, layout.precision.compute)
-    if efficiency is None:
+    known = efficiency_of(layout.chip, layout.model, layout.precision.compute)
+    if known is None:
         return np.ones(len(layout.sequences))
     lines = time_lines(layout)
-    seconds = expected_s(layout, lines, step_time(layout, lines), efficiency)
+    time = step_time(layout, lines)
+    if isinstance(known, GpuEfficiency):
+        seconds = gpu_expected.expected_s(layout, lines, time, known)
+    else:
+        seconds = expected_s(layout, lines, time, known)
     return np.asarray(seconds / (layout.sequences * layout.length))
+
+
+def _known(request: SearchRequest) -> Efficiency | GpuEfficiency | None:
+    experiment = request.experiment
+    return efficiency_of(request.chip, experiment.model, experiment.precision.compute)
+
+
+def _sure_factor(request: SearchRequest) -> float | None:
+    """Return by which factor one expected step of such chips is surely shorter than another."""
+    if (known := _known(request)) is None:
+        return None
+    spread = known.spread if isinstance(known, GpuEfficiency) else known.reference_spread.value
+    return exp(spread)
 
 
 def accumulates_faster(
@@ -159,8 +178,8 @@ def accumulates_faster(
     forecast knows, and its seconds per token: it waits for other slices once per step, which the
     rule does not count.
     """
-    efficiency = catalog.efficiency(request.chip.name)
-    if request.pods == 1 or efficiency is None or not len(candidates):
+    known = _sure_factor(request)
+    if request.pods == 1 or known is None or not len(candidates):
         return None
     cost, numbers = candidates.cost_s_per_token, distinct(candidates.microbatches)
     rows = np.array(
@@ -168,7 +187,6 @@ def accumulates_faster(
     )
     expected = expected_s_of(layout_of_rows(request, candidates, rows))
     best = int(expected.argmin())
-    known = exp(efficiency.reference_spread.value)
     if numbers[best] == 1 or float(expected[best]) * known >= s_per_token:
         return None
     return int(rows[best]), float(expected[best])
