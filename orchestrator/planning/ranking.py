@@ -80,9 +80,9 @@ def ranked_choices(request: SearchRequest, candidates: Candidates, most: int) ->
         if faster and shown[0] == 1 and candidates.microbatches[faster[0]] not in shown:
             rows[-1] = faster[0]
     # Costs within the spread of the forecast are alike.
-    known = _known(request)
-    spread = known.spread if isinstance(known, GpuEfficiency) else known and known.spread.value
-    factor = 1 + TIE if spread is None else exp(spread)
+    factor = 1 + TIE
+    if known := _known(request):
+        factor = exp(known.spread if isinstance(known, GpuEfficiency) else known.spread.value)
     cost = candidates.cost_s_per_token
     ranked = []
     for row in rows:
