@@ -15,7 +15,7 @@ from orchestrator.network.mesh_axes import DCN_AXES, EXPERT_EXCHANGES, WEIGHT_EX
 from orchestrator.planning import flops
 from orchestrator.planning import step_work as steps
 from orchestrator.planning.layout import Number, Training
-from orchestrator.planning.time import StepTime, device_peak
+from orchestrator.planning.time import IN_TICKS, StepTime, device_peak
 from orchestrator.values.codec import Value
 from orchestrator.values.plan import ATTENTION_LINES, LedgerLine, LineKind
 
@@ -58,32 +58,34 @@ class GpuWork(Value):
 def gpu_work(layout: Training, lines: list[LedgerLine]) -> GpuWork:
     """Return the work of a plan's ledger."""
 
+    # Microbatches take longer where stages of a pipeline wait at the ends of a step.
+    longer = 1 + layout.bubble
+
     def total(kinds: tuple[LineKind, ...], *, crossing: bool | None = None) -> Number:
         found = [line for line in lines if line.kind in kinds]
         if crossing is not None:
             found = [line for line in found if (line.resource in DCN_AXES) == crossing]
-        return sum(line.value for line in found)
+        return sum(line.value * (longer if line.kind in IN_TICKS else 1) for line in found)
 
-    routed_s = total(("expert_padding", "expert_imbalance")) + 3 * flops.experts_forward_flops(
-        layout
-    ) / device_peak(layout)
+    experts_s = longer * 3 * flops.experts_forward_flops(layout) / device_peak(layout)
+    routed_s = total(("expert_padding", "expert_imbalance")) + experts_s
     narrow_s = total(
         ("matmul", "copied_heads", "expert_padding", "expert_imbalance", "matmul_recompute")
     )
     hbm = layout.chip.hbm_bytes_per_s.value
-    casts = steps.quantization_bytes(layout)
+    casts, logits = steps.quantization_bytes(layout), steps.logits_bytes(layout)
     hidden = np.where(layout.microbatches > 1, 1.0, LAST_MICROBATCH)
-    layers = layout.microbatches * layout.stage_share  # times the layers of the network
-    work = GpuWork(
+    layers = layout.microbatches * layout.stage_share * longer  # times the layers of the network
+    return GpuWork(
         linear_s=narrow_s - routed_s,
         routed_s=routed_s,
         wide_s=total(("unembedding", "vocab_padding", "orthogonalization")),
         attention_s=total(ATTENTION_LINES),
         hbm_s=total(("weight_traffic", "optimizer_update", "activation_traffic")),
-        passes_s=(steps.pass_bytes(layout) - casts) / hbm,
-        casts_s=casts / hbm,
-        rows_s=row_bytes(layout) / hbm,
-        biases_s=bias_bytes(layout) / hbm,
+        passes_s=(longer * (steps.pass_bytes(layout) - casts - logits) + logits) / hbm,
+        casts_s=longer * casts / hbm,
+        rows_s=longer * row_bytes(layout) / hbm,
+        biases_s=longer * bias_bytes(layout) / hbm,
         tensor_s=total(("activation_gather", "activation_scatter")),
         waits=0.0,
         sequence_s=total(("kv_gather", "kv_scatter")),
@@ -98,15 +100,8 @@ def gpu_work(layout: Training, lines: list[LedgerLine]) -> GpuWork:
         behind=np.where(layout.chunks > 1, 1.0, 0.0),
         overlapped=hidden,
     )
-    # A microbatch takes longer where stages of a pipeline wait at the ends of a step.
-    longer = {name: getattr(work, name) * (1 + layout.bubble) for name in _OF_MICROBATCHES}
-    return replace(work, **longer)
 
 
-_OF_MICROBATCHES = (
-    "linear_s", "routed_s", "wide_s", "attention_s", "passes_s", "casts_s", "rows_s", "biases_s",
-    "tensor_s", "waits", "sequence_s", "tokens_s", "tokens_out_s", "layers", "mixtures",
-)  # fmt: skip
 # The share of a microbatch's time in which gradients can leave: backward, and the next
 # forward that gathers weights.
 LAST_MICROBATCH = 0.6

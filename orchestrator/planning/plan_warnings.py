@@ -171,13 +171,12 @@ def all_warnings(
 def _program_warnings(plan: Plan, request: SearchRequest) -> Iterator[PlanWarning]:
     """Yield how long stages wait in a pipeline, and what kernels cannot do on the chip."""
     if pipeline := plan.pipeline:
-        stages, chunks, passes = pipeline.stages, pipeline.chunks, pipeline.microbatches
-        share = (stages - 1) / (passes * chunks)
+        share = pipeline.bubble
         if share > _BUBBLE:
-            sequences = plan.batch.sequences * ceil(share / _BUBBLE)
             yield make_warning(
-                "pipeline_bubble", share=share, stages=stages, chunks=chunks, microbatches=passes,
-                sequences=sequences,
+                "pipeline_bubble", share=share, stages=pipeline.stages, chunks=pipeline.chunks,
+                microbatches=pipeline.microbatches,
+                sequences=plan.batch.sequences * ceil(share / _BUBBLE),
             )  # fmt: skip
     moe = plan.model.moe
     if request.chip.switched and moe and moe.capacity_factor is None:

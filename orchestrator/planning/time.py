@@ -70,13 +70,14 @@ def time_lines(layout: Training) -> list[LedgerLine]:
     return lines + hops
 
 
-# Lines of a pipeline's passes, in each tick; words and losses are made once a microbatch.
-_IN_TICKS: tuple[LineKind, ...] = (
+# Lines of a pipeline's passes, in each tick; words and losses are made once a microbatch. A program
+# does them also in ticks in which a stage has no work: the ledger has the seconds as the bubble.
+IN_TICKS: tuple[LineKind, ...] = (
     "matmul", "copied_heads", "expert_padding", "expert_imbalance", "matmul_recompute", "attention",
     "attention_recompute", "activation_traffic", "activation_gather", "activation_scatter",
     "kv_gather", "kv_scatter", "expert_exchange", "expert_gather", "expert_scatter",
 )  # fmt: skip
-_IN_TICKS_IF_GATHERED: tuple[LineKind, ...] = ("weight_gather", "gradient_scatter")
+IN_TICKS_IF_GATHERED: tuple[LineKind, ...] = ("weight_gather", "gradient_scatter")
 
 
 def _bubble_lines(layout: Training, lines: list[LedgerLine]) -> list[LedgerLine]:
@@ -85,7 +86,7 @@ def _bubble_lines(layout: Training, lines: list[LedgerLine]) -> list[LedgerLine]
         return []
     by_layer, busy = 1 - layout.gathers_once, dict[str, Number]()
     for line in lines:
-        share = by_layer if line.kind in _IN_TICKS_IF_GATHERED else line.kind in _IN_TICKS
+        share = by_layer if line.kind in IN_TICKS_IF_GATHERED else line.kind in IN_TICKS
         name = line.resource or ""
         busy[name] = busy.get(name, 0.0) + share * line.value
     return [

@@ -11,6 +11,7 @@ from orchestrator.formatting import GIB
 from orchestrator.network.mesh_axes import AXES, DCN_AXES, PIPELINE, between_slices
 from orchestrator.network.rematerialization import Treatments, policy
 from orchestrator.planning.layout import DTYPE_BYTES, moment_bytes
+from orchestrator.planning.time import IN_TICKS, IN_TICKS_IF_GATHERED
 from orchestrator.proving import compiled as programs
 from orchestrator.proving.compiled import GROUPED_MATMUL, PRODUCTS, REPEATED
 from orchestrator.values import proof as proofs
@@ -365,28 +366,15 @@ def _compared_flops(plan: AnyPlan, compiled: programs.Compiled) -> tuple[Compari
     return tuple(line for line in lines if line.compiled or line.forecast)
 
 
-# Lines of every tick of a pipeline, also of one in which a stage has no work: all stages run one
-# program. The ledger has the seconds of these as the bubble.
-_IN_TICKS = frozenset(
-    {
-        "matmul", "matmul_recompute", "expert_padding", *ATTENTION_LINES,
-        "activation_gather", "activation_scatter",
-        "kv_gather", "kv_scatter", "expert_exchange", "expert_gather", "expert_scatter",
-    }
-)  # fmt: skip
-
-
 def _ticks_share(plan: AnyPlan, kind: LineKind) -> float:
     """How often a program does what its ledger has once: more often where a pipeline has ticks in
     which not all stages have work.
     """
     pipeline = plan.pipeline
-    is_gathered = kind in ("weight_gather", "gradient_scatter")
-    if pipeline is None or not (
-        kind in _IN_TICKS or (is_gathered and pipeline.weight_gather == "per_layer")
-    ):
+    if pipeline is None:
         return 1.0
-    return 1 + (pipeline.stages - 1) / (pipeline.microbatches * pipeline.chunks)
+    by_layer = kind in IN_TICKS_IF_GATHERED and pipeline.weight_gather == "per_layer"
+    return 1 + pipeline.bubble * (by_layer or kind in IN_TICKS)
 
 
 # --- two proofs: of two plans, two sets of compiler options, or two trainers

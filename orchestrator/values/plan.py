@@ -278,8 +278,9 @@ class PlannedPipeline(Value):
     weight_gather: Literal["per_step", "per_layer"]
 
     @property
-    def layers_per_stage(self) -> int:
-        return self.chunks * self.layers_per_chunk
+    def bubble(self) -> float:
+        """The share by which passes take longer as stages wait at the ends of a step."""
+        return (self.stages - 1) / (self.microbatches * self.chunks)
 
 
 class SearchSummary(Value):
