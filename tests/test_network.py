@@ -12,7 +12,6 @@ from orchestrator import catalog
 from orchestrator.network import attention, mlp
 from orchestrator.network.decoder import _MODEL_KEYS, BLOCK_INPUT, _patterns, decoder, split_sizes
 from orchestrator.network.mesh_axes import (
-    _MESH_AXES,
     AXES,
     GROUPS,
     ICI_AXES,
@@ -28,7 +27,7 @@ from orchestrator.planning.collectives import Exchange, exchanges
 from orchestrator.planning.search import _all_policies
 from orchestrator.values.model import LatentDimensions, MixtureOfExperts, Model
 from orchestrator.values.plan import Plan
-from orchestrator.values.spec import MeshRequest, Optimizer, Precision, TensorTreatments
+from orchestrator.values.spec import MeshRequest, Precision, TensorTreatments
 from tests.census import count_collectives
 from tests.trainer_plans import TINY, few, plan_of
 from trainers.contract import load
@@ -144,21 +143,6 @@ def test_the_axes_of_a_group_are_neighbours(axes: tuple[str, ...]) -> None:
     """So that a group is one span on every torus axis."""
     first = AXES.index(axes[0])
     assert AXES[first : first + len(axes)] == axes
-
-
-def test_mesh_axes_exchange_what_they_declare() -> None:
-    """Over each axis run the collectives of its declaration, and no others."""
-    mesh: dict[str, Any] = dict.fromkeys(AXES, 2) | {"tensor": 4}
-    sent: list[Exchange] = []
-    for capacity in (None, 1.25):
-        moe = MixtureOfExperts(experts=8, top_k=2, capacity_factor=capacity)
-        plan = plan_of(replace(TINY, moe=moe), **mesh, sequences=64)
-        sent += exchanges(layout_of(plan, catalog.chip(plan.chip)))
-    muon = replace(plan, optimizer=Optimizer(name="muon"))
-    sent += exchanges(layout_of(muon, catalog.chip(plan.chip)))
-    for axis in _MESH_AXES:
-        lines = {one.line for one in sent if axis.name in one.axes}
-        assert lines == set(axis.exchanges), axis.name
 
 
 @pytest.mark.parametrize("gated", [True, False])

@@ -92,7 +92,7 @@ def test_an_mlp_is_its_matmuls(copy: Path) -> None:
 def test_a_mesh_axis_is_an_entry_with_its_collective(copy: Path) -> None:
     """The spec names it, the search places it on the torus, the ledger has its line."""
     edit(copy, "values/spec.py", "    fsdp: Annotated", "    lane: codec.AxisSize | None = None\n")
-    entry = '    Parallelism("lane", links=("ici",), exchanges=("gradient_reduction",)),\n'
+    entry = '    Parallelism("lane", "ici"),\n'
     edit(copy, "network/mesh_axes.py", '    Parallelism("fsdp"', entry)
     edit(copy, "network/mesh_axes.py", '"fsdp"),\n    "length"', '"lane", ')
     edit(copy, "network/mesh_axes.py", '    "weights": ', '    "lane": ("lane",),\n')
@@ -111,7 +111,7 @@ def test_a_mesh_axis_between_slices_is_an_entry(copy: Path) -> None:
         "    fsdp_dcn: Annotated",
         "    layer_dcn: codec.AxisSize | None = None\n",
     )
-    entry = '    Parallelism("layer_dcn", links=("dcn",), exchanges=WEIGHT_EXCHANGES),\n'
+    entry = '    Parallelism("layer_dcn", "dcn"),\n'
     edit(copy, "network/mesh_axes.py", '    Parallelism("fsdp_dcn"', entry)
     edit(copy, "network/mesh_axes.py", '"fsdp_dcn", "data", ', '"layer_dcn", ')
     edit(copy, "network/mesh_axes.py", '"fsdp_dcn")\n# Logical', '"layer_dcn", ')

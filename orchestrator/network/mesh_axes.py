@@ -10,11 +10,10 @@ from orchestrator.values.plan import LineKind, Link
 
 @dataclass(frozen=True)
 class Parallelism:
-    """A mesh axis, its links and exchanges. On the torus the devices of a `ring` are neighbours."""
+    """A mesh axis and its link. On the torus the devices of a `ring` are neighbours."""
 
     name: str
-    links: tuple[Link, ...]
-    exchanges: tuple[LineKind, ...]
+    link: Link
     ring: bool = False
 
 
@@ -31,28 +30,18 @@ EXPERT_EXCHANGES: tuple[LineKind, ...] = ("expert_exchange", "expert_gather", "e
 # Outermost first: neighbours along the last axis are the nearest on the torus. What spans several
 # slices and the devices of each has two axes: `sequence_dcn` between slices, `sequence` in each.
 _MESH_AXES = (
-    Parallelism("pods", links=("dcn",), exchanges=("gradient_reduction",)),
-    Parallelism("pipeline_dcn", links=("dcn",), exchanges=("stage_exchange", "gradient_reduction")),
-    Parallelism("expert_dcn", links=("dcn",), exchanges=(*WEIGHT_EXCHANGES, *EXPERT_EXCHANGES)),
-    Parallelism(
-        "sequence_dcn", links=("dcn",), exchanges=(*WEIGHT_EXCHANGES, "kv_gather", "kv_scatter")
-    ),
-    Parallelism("fsdp_dcn", links=("dcn",), exchanges=WEIGHT_EXCHANGES),
-    Parallelism("pipeline", links=("ici",), exchanges=("stage_exchange", "gradient_reduction")),
-    Parallelism("data", links=("ici",), exchanges=("gradient_reduction",)),
-    Parallelism("expert", links=("ici",), exchanges=(*WEIGHT_EXCHANGES, *EXPERT_EXCHANGES)),
-    Parallelism("fsdp", links=("ici",), exchanges=WEIGHT_EXCHANGES),
-    Parallelism(
-        "sequence", links=("ici",), exchanges=(*WEIGHT_EXCHANGES, "kv_gather", "kv_scatter")
-    ),
-    Parallelism(
-        "tensor",
-        links=("ici",),
-        exchanges=("activation_gather", "activation_scatter", "gradient_reduction",
-                   "moment_exchange"),
-        ring=True,
-    ),
-)  # fmt: skip
+    Parallelism("pods", "dcn"),
+    Parallelism("pipeline_dcn", "dcn"),
+    Parallelism("expert_dcn", "dcn"),
+    Parallelism("sequence_dcn", "dcn"),
+    Parallelism("fsdp_dcn", "dcn"),
+    Parallelism("pipeline", "ici"),
+    Parallelism("data", "ici"),
+    Parallelism("expert", "ici"),
+    Parallelism("fsdp", "ici"),
+    Parallelism("sequence", "ici"),
+    Parallelism("tensor", "ici", ring=True),
+)
 
 _GATHERED = ("expert", "fsdp", "sequence", "expert_dcn", "sequence_dcn", "fsdp_dcn")
 # Logical axis → the mesh axes that split it, outermost first.
@@ -103,8 +92,8 @@ _PADDED_TO = 128  # rows on each device, of which a padded table has a multiple
 HEADS = ("head_dim", "global_head_dim", "value_dim")
 
 AXES = tuple(axis.name for axis in _MESH_AXES)
-DCN_AXES = tuple(axis.name for axis in _MESH_AXES if axis.links == ("dcn",))
-ICI_AXES = tuple(axis.name for axis in _MESH_AXES if "ici" in axis.links)
+DCN_AXES = tuple(axis.name for axis in _MESH_AXES if axis.link == "dcn")
+ICI_AXES = tuple(axis.name for axis in _MESH_AXES if axis.link == "ici")
 RING_AXES = tuple(axis.name for axis in _MESH_AXES if axis.ring)
 
 
