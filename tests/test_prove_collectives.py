@@ -9,10 +9,10 @@ from orchestrator.proving.hlo.collectives import (
     first_group,
     logical_payloads,
     pairs_text,
-    sent_bytes,
 )
 from orchestrator.proving.hlo.dataflow import Dataflow, visits
 from orchestrator.proving.hlo.program import HloProgram, Instruction, program_of
+from orchestrator.values.plan import sent_bytes
 
 SHARED = "sequence_dcn", "fsdp_dcn"
 MESH = DeviceMesh({"data": 2, "fsdp": 2, "sequence": 1, "tensor": 2})

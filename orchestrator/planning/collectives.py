@@ -24,7 +24,7 @@ from orchestrator.planning.kernels import TILE
 from orchestrator.planning.layout import DTYPE_BYTES, Number, Training, is_of_experts
 from orchestrator.planning.memory import stream_bytes
 from orchestrator.values.codec import DType
-from orchestrator.values.plan import Collective, CollectiveKind, LineKind
+from orchestrator.values.plan import Collective, CollectiveKind, LineKind, sent_bytes
 
 _GATHER: CollectiveKind = "all-gather"
 _SCATTER: CollectiveKind = "reduce-scatter"
@@ -70,20 +70,15 @@ class Exchange:
 
     @property
     def moved_bytes(self) -> Number:
-        """Logical payload of a device in a step: V (n - 1) / n a call, an all-reduce twice that, a
-        permute V.
-        """
-        return self.moved(sum(part.calls * part.bytes for part in self.parts))
+        """Logical payload of a device in a step."""
+        return self._moved(sum(part.calls * part.bytes for part in self.parts))
 
     @property
     def serial_bytes(self) -> Number:
-        return self.moved(sum(p.serial * p.bytes for p in self.parts if np.any(p.serial)))
+        return self._moved(sum(p.serial * p.bytes for p in self.parts if np.any(p.serial)))
 
-    def moved(self, volume: Number) -> Number:
-        if self.kind == _PERMUTE:
-            return volume * (self.ways > 1)
-        twice = 2 if self.kind == _REDUCE else 1
-        return twice * volume * (self.ways - 1) / self.ways
+    def _moved(self, volume: Number) -> Number:
+        return sent_bytes(self.kind, volume, self.ways) * (self.ways > 1)
 
     def collective(self, mesh: Mapping[str, Number]) -> Collective:
         return Collective(

@@ -112,6 +112,13 @@ class Collective(Value):
     calls_per_step: float
 
 
+def sent_bytes(kind: str, volume: Any, ways: Any) -> Any:
+    """Logical payload of one device: V (n - 1) / n, an all-reduce twice that, a permute V."""
+    if kind == "collective-permute":
+        return volume
+    return volume * (ways - 1) / ways * (2 if kind == "all-reduce" else 1)
+
+
 class LedgerLine(Value):
     """One line of a ledger: what it counts, how it was computed and from which numbers.
 

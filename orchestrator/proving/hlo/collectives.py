@@ -22,6 +22,7 @@ from orchestrator.proving.compiled import CompiledCollective, DcnSend
 from orchestrator.proving.hlo.dataflow import RENDEZVOUS, Dataflow, HloValue, Visit
 from orchestrator.proving.hlo.origins import named_line
 from orchestrator.proving.hlo.program import Instruction, numbers
+from orchestrator.values.plan import sent_bytes
 
 _LISTED = re.compile(r"replica_groups=\{\{([\d,]+)\}")
 _COUNTED = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
@@ -143,12 +144,6 @@ SCATTERS = "all-reduce-scatter"  # begins the name of a fusion that is a reduce-
 
 
 DTYPES = {"f32": "fp32"}  # as the Plan calls them
-
-
-def sent_bytes(kind: str, volume: float, ways: int) -> float:
-    if kind == PERMUTE:
-        return volume
-    return volume * (ways - 1) / ways * (2 if kind == _REDUCE else 1)
 
 
 def logical_payloads(

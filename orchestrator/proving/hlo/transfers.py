@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from orchestrator.proving.hlo import collectives
 from orchestrator.proving.hlo.program import Computation, HloProgram, Instruction
+from orchestrator.values.plan import sent_bytes
 from orchestrator.values.proof import ScheduledLink, ScheduleRates, SliceTorus, TransferRates
 
 _Bools = NDArray[np.bool_]
@@ -106,8 +107,8 @@ class DomainLinks:
         torus = self.rates.torus
         domains = len({member // torus.lengths[0] for member in members})
         inside = len(members) // domains
-        near = collectives.sent_bytes(kind, volume, inside)
-        far = collectives.sent_bytes(kind, volume / inside, domains)
+        near = sent_bytes(kind, volume, inside)
+        far = sent_bytes(kind, volume / inside, domains)
         if kind == collectives.PERMUTE:  # from one device to another
             near, far = (0.0, volume) if domains > 1 else (volume, 0.0)
         seconds = near / torus.link_bytes_per_s[0] + far / self.rates.transfers.dcn_bytes_per_s
@@ -190,7 +191,7 @@ class TransferReader:
             kind = collectives.SCATTER
         members = collectives.first_group(op, self.program.partitions)
         algorithm = _algorithm_of(outside) or _algorithm_of(op)
-        moved = collectives.sent_bytes(
+        moved = sent_bytes(
             kind, size * (len(members) if kind == collectives.GATHER else 1), len(members)
         )
         group = members, _torus_axes(op, outside, algorithm)
@@ -246,7 +247,7 @@ class TransferReader:
 
     def send(self, op: Instruction, kind: str, slices: tuple[int, ...]) -> Transfer:
         ways = max(len(slices), 1)
-        moved = collectives.sent_bytes(
+        moved = sent_bytes(
             kind, op.arrays[0].bytes * (ways if kind == collectives.GATHER else 1), ways
         )
         seconds = moved / self.rates.dcn_bytes_per_s
