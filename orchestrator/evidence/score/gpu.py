@@ -285,34 +285,36 @@ def _expected_s(run: GpuRun, known: GpuEfficiency) -> float:
 
 def _strays(runs: list[GpuRun], key: Key, *, new: bool) -> list[_Stray]:
     """Return how far the rows of each key stray when it is left out, with its other editions."""
-    found = []
-    for name, constants, test in _folds(runs, key):
-        weights = _weights([run.job for run in test])
-        for run, weight in zip(test, weights, strict=True):
-            known = _efficiency(run, constants)
-            if (
-                known is None
-                or run.chip == OLD
-                or (new != (run.software not in constants.software))
-            ):
-                continue
-            stray = abs(log(_expected_s(run, known) / run.measured_s))
-            found.append((name, priced(run), stray, float(weight)))
-    return found
+    return [
+        (name, priced(run), _stray(run, known), weight)
+        for name, run, known, is_new, weight in _unseen(runs, key)
+        if known is not None and run.chip != OLD and is_new == new
+    ]
+
+
+def _stray(run: GpuRun, known: GpuEfficiency) -> float:
+    return abs(log(_expected_s(run, known) / run.measured_s))
 
 
 def priced(run: GpuRun) -> str:
     return "mixture" if run.mixture else "dense" if run.type == "bf16" else "narrow"
 
 
-def _folds(runs: list[GpuRun], key: Key) -> Iterator[tuple[str, GpuConstants, list[GpuRun]]]:
-    """Yield each key with constants of all other rows; other editions of its jobs are left out."""
+def _unseen(
+    runs: list[GpuRun], key: Key
+) -> Iterator[tuple[str, GpuRun, GpuEfficiency | None, bool, float]]:
+    """Yield each run of each key with what all other rows know of it, other editions of the key's
+    jobs left out; whether its software is new to them; and the weight of the run.
+    """
     for name in sorted(set(map(key, runs))):
         test = [run for run in runs if key(run) == name]
         jobs = {run.job for run in test}
         train = [run for run in runs if run.learned and key(run) != name and run.job not in jobs]
         if train:
-            yield name, replace(fit(train), spreads=dict.fromkeys(_SPREADS, _UNSEEN_SPREAD)), test
+            constants = replace(fit(train), spreads=dict.fromkeys(_SPREADS, _UNSEEN_SPREAD))
+            for run, weight in zip(test, _weights([run.job for run in test]), strict=True):
+                is_new = run.software not in constants.software
+                yield name, run, _efficiency(run, constants), is_new, float(weight)
 
 
 _PRICED = ("dense", "narrow", "mixture")
@@ -331,6 +333,7 @@ def _spreads(known: list[_Stray], new: list[_Stray]) -> dict[str, float]:
                 found[f"{prefix}{name}"] = _UNSEEN_SPREAD
                 continue
             keys = len({key for key, *_ in own})
+            # Few keys have a hundred rows: the worst of all is not to be the interval of the next.
             share = min(_INTERVAL_SHARE * (1 + 1 / keys), 0.95)
             weighted = [(stray, weight) for _, _, stray, weight in own]
             found[f"{prefix}{name}"] = weighted_quantile(weighted, share)
@@ -414,25 +417,20 @@ def cross_validated(
     if len(set(map(key, runs))) < 2:
         text = f"{path or GPU_RUNS}: nothing to learn from: all its runs are of one {without}"
         raise SpecError(text)
-    folds = list(_folds(runs, key))
+    unseen = list(_unseen(runs, key))
     strays: dict[bool, list[_Stray]] = {True: [], False: []}
-    priced_rows = []
-    for name, constants, test in folds:
-        baseline_s = _baseline([run for run in runs if run not in test])
-        for run, weight in zip(test, _weights([run.job for run in test]), strict=True):
-            if (known := _efficiency(run, constants)) is None:
-                skipped = [*skipped, SkippedRow(id=run.id, reason=f"no other run of {run.chip}")]
-                continue
-            new = run.software not in constants.software
-            expected = _expected_s(run, known)
-            stray = abs(log(expected / run.measured_s))
-            strays[new].append((name, priced(run), stray, float(weight)))
-            priced_rows.append((name, run, known, new, baseline_s(run)))
+    for name, run, known, new, weight in unseen:
+        if known is None:
+            skipped = [*skipped, SkippedRow(id=run.id, reason=f"no other run of {run.chip}")]
+        else:
+            strays[new].append((name, priced(run), _stray(run, known), weight))
+    baselines = {name: _baseline([run for run in runs if key(run) != name]) for name, *_ in unseen}
     rows = []
-    for name, run, known, new, baseline in priced_rows:
-        others = [[each for each in strays[kind] if each[0] != name] for kind in (False, True)]
-        spread = _spreads(*others)[f"{'new ' if new else ''}{priced(run)}"]
-        rows.append(_scored(run, replace(known, spread=spread), baseline))
+    for name, run, known, new, _ in unseen:
+        if known is not None:
+            others = [[each for each in strays[kind] if each[0] != name] for kind in (False, True)]
+            spread = _spreads(*others)[f"{'new ' if new else ''}{priced(run)}"]
+            rows.append(_scored(run, replace(known, spread=spread), baselines[name](run)))
     order = {run.id: i for i, run in enumerate(runs)}
     rows.sort(key=lambda row: order[row.id])
     found, held_out = {row.id for row in rows}, "software" if key is by_software else "document"

@@ -458,6 +458,7 @@ def _spread(strays: list[_Stray]) -> float:
     if not strays:
         return 0.0
     keys = len({key for key, _, _ in strays})
+    # With few keys the worst row is the interval, as keys have few rows, near each other.
     share = min(_INTERVAL_SHARE * (1 + 1 / keys), 1.0)
     return weighted_quantile([(left, weight) for _, left, weight in strays], share)
 
