@@ -30,9 +30,12 @@ def odds_below(amount: Estimate, limit: float) -> float | None:
         return 0.0
     end = high if limit >= expected else low
     width = abs(log(end / expected)) / _DEVIATIONS
-    if width == 0:
-        return float(limit >= expected)
-    return 0.5 * (1 + erf(log(limit / expected) / width / sqrt(2)))
+    return _odds(log(limit / expected), width)
+
+
+def _odds(above: float, deviation: float) -> float:
+    """Return the odds that a normal value is at most so far above its mean."""
+    return 0.5 * (1 + erf(above / deviation / sqrt(2))) if deviation else float(above >= 0)
 
 
 _LEAST_SHARE = 1e-9  # a run that never gets on, without a division by zero
@@ -348,10 +351,8 @@ def outlook(
     odds, until_s = None, (deadline_at_s or 0.0) - so_far.now_s
     if deadline_at_s is not None and (not left or until_s <= 0):
         odds = float(not left)
-    elif deadline_at_s is not None and not left_s.deviation:
-        odds = float(log(until_s) >= left_s.mean)
     elif deadline_at_s is not None:
-        odds = 0.5 * (1 + erf((log(until_s) - left_s.mean) / left_s.deviation / sqrt(2)))
+        odds = _odds(log(until_s) - left_s.mean, left_s.deviation)
     return Outlook(
         steps_left=left,
         step_s=step.uncertain(),

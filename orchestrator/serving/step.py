@@ -2,7 +2,7 @@
 requests makes of them. Formulas take numbers or numpy arrays.
 """
 
-from math import log, sqrt
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -182,20 +182,8 @@ def tpot_at(found: _Rates, batch: Number, output: float, percentile: float) -> N
     """Seconds between tokens of a request at a percentile: the prefills that join its steps are as
     many as requests in work, in the mean, and spread like arrivals.
     """
-    more = batch + _normal_quantile(percentile / 100) * np.sqrt(batch)
+    more = batch + NormalDist().inv_cdf(percentile / 100) * np.sqrt(batch)
     return found.step_s + np.maximum(more, 0) * found.added_s / output
-
-
-def _normal_quantile(share: float) -> float:
-    """The standard normal quantile, within 0.0005 (Abramowitz and Stegun 26.2.23)."""
-    tail = min(share, 1 - share)
-    if tail == 0.5:
-        return 0.0
-    t = sqrt(-2 * log(tail))
-    top = 2.515517 + 0.802853 * t + 0.010328 * t * t
-    bottom = 1 + 1.432788 * t + 0.189269 * t * t + 0.001308 * t**3
-    value = t - top / bottom
-    return value if share > 0.5 else -value
 
 
 def turning_batch(layout: Serving) -> float:
