@@ -1,4 +1,6 @@
-"""Processes on this machine: their end, ports and environment, and the files that orch ships."""
+"""Processes on this machine: their end, ports and environment, files written whole, and those that
+orch ships.
+"""
 
 import os
 import random
@@ -6,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from importlib.resources import files
@@ -113,6 +116,19 @@ def deepen_compiler_stacks(environment: MutableMapping[str, str]) -> None:
     arguments = environment.get(_LIBTPU_ARGUMENTS, "")
     if _STACK_FLAG not in arguments:
         environment[_LIBTPU_ARGUMENTS] = f"{arguments} {_STACK_FLAG}={_STACK_BYTES}".lstrip()
+
+
+def write_whole(path: Path, content: bytes, at_s: float | None = None) -> None:
+    """Write a file with its folder, whole or not at all, whoever else writes it."""
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        partial.write_bytes(content)
+        if at_s is not None:
+            os.utime(partial, (at_s, at_s))
+        partial.replace(path)
+    finally:  # a full disk keeps no part of it
+        partial.unlink(missing_ok=True)
 
 
 def resource(*parts: str) -> Path:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.planning.planner import make_plan
+from orchestrator.processes import write_whole
 from orchestrator.proving import compiled, platforms, verdict
 from orchestrator.proving.compare import proof_of
 from orchestrator.proving.compiled import CacheEntry, _LoadedCode
@@ -48,6 +49,13 @@ def test_a_result_is_found_again(kept: Kept, tmp_path: Path) -> None:
     [path] = (tmp_path / "orch" / "proofs").iterdir()
     assert path.suffix == ".json"
     assert codec.from_json(path.read_bytes(), CacheEntry) == result
+
+
+def test_a_file_that_cannot_be_written_leaves_no_part(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(OSError, match="taken"):
+        write_whole(tmp_path / "taken", b"text")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
 def test_a_proof_from_the_cache_says_so(kept: Kept) -> None:

@@ -1,6 +1,5 @@
 """The verdict on a Plan: from the cache, or from the compiler in a process of its own."""
 
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from orchestrator.planning.planner import make_plan
 from orchestrator.planning.ranking import best_choices
 from orchestrator.planning.search import search, search_request
 from orchestrator.plugins import trainer_entry_point
+from orchestrator.processes import write_whole
 from orchestrator.proving import compiler, proofs_folder
 from orchestrator.proving.compare import proof_of
 from orchestrator.proving.compiled import CacheEntry, version
@@ -217,10 +217,7 @@ def save_program(plan: AnyPlan, entry: CacheEntry) -> None:
     code = codec.short(codec.digest(entry.compiled.code))
     path = proofs_folder() / f"{_key(plan)}.{code}.json"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:
-            part.write(codec.to_json(entry))
-        Path(part.name).replace(path)
+        write_whole(path, codec.to_json(entry))
     except OSError as error:
         raise ProofUnavailable(
             f"{path.parent}: no proof can be saved there: {error.strerror}"

@@ -151,10 +151,7 @@ def _keep(kind: str, value: Value) -> Path:
     """Keep a value under its digest: write the whole file or none. One that exists is the same."""
     path = _folder_of(kind) / f"{codec.digest(value)}.json"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:
-            part.write(codec.to_pretty_json(value).encode())
-        Path(part.name).replace(path)
+        processes.write_whole(path, codec.to_pretty_json(value).encode())
     except OSError as error:
         raise MeasurementFailed(f"{path}: cannot be written: {error.strerror}") from error
     return path

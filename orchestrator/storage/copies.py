@@ -15,6 +15,7 @@ from math import inf
 from pathlib import Path
 from typing import Concatenate, ParamSpec
 
+from orchestrator.processes import write_whole
 from orchestrator.storage import segments
 from orchestrator.storage.addresses import Place, is_of_this_machine, place_of
 from orchestrator.storage.bucket import THREADS, StoredObject
@@ -110,17 +111,8 @@ def _known_version(path: Path) -> str | None:
 
 
 def _keep(path: Path, content: bytes, found: StoredObject) -> None:
-    _write(path, content, found.at_s)
+    write_whole(path, content, found.at_s)
     _versions[path] = found.version
-
-
-def _write(path: Path, content: bytes, at_s: float | None = None) -> None:
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial.write_bytes(content)
-    if at_s is not None:
-        os.utime(partial, (at_s, at_s))
-    partial.replace(path)
 
 
 def _is_fresh(path: Path) -> bool:
@@ -162,13 +154,13 @@ def _on_bucket(
 def create(place: Place, content: bytes) -> None:
     forget(place.path)
     place.bucket.create(place.name, content)
-    _write(place.path, content)
+    write_whole(place.path, content)
 
 
 @_on_bucket
 def replace(place: Place, content: bytes) -> None:
     place.bucket.replace(place.name, content)
-    _write(place.path, content)
+    write_whole(place.path, content)
     _versions.pop(place.path, None)
 
 
