@@ -2,7 +2,7 @@
 version has them, and was tried.
 
 For a new version of Ray: install it, run this file and tests/test_launch.py, and add the
-version to `private_api.TRIED`.
+version to `private_api._TRIED`.
 """
 
 import ast
