@@ -181,7 +181,7 @@ def ways(mesh: Mapping[str, Any], logical_axis: str) -> Any:
 
 
 def padded(rows: int, parts: Any) -> Any:
-    """Rows of a vocabulary table: where `parts` do not divide them, PADDED_TO divides each part."""
+    """Rows of a vocabulary table: `parts` that do not divide them get multiples of _PADDED_TO."""
     uneven = (rows % parts) != 0
     quantum = parts * _PADDED_TO
     return rows + uneven * (-rows % quantum)

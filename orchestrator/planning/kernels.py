@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 # The loss takes tokens whose fp32 logits are so many bytes at a time, or the `loss_chunk_tokens` of
-# the plan's chip, where they are more. Beyond LEAST_LOSS_CHUNK_TOKENS it takes no more than
-# MOST_LOSS_CHUNK_BYTES of logits, which are memory that a policy could use.
+# the plan's chip, where they are more. Beyond _LEAST_LOSS_CHUNK_TOKENS it takes no more
+# than _MOST_LOSS_CHUNK_BYTES of logits, which are memory that a policy could use.
 _LOSS_CHUNK_BYTES, _MOST_LOSS_CHUNK_BYTES = 256 * 2**20, 2**30
-_LEAST_LOSS_CHUNK_TOKENS = 1024
+_LEAST_LOSS_CHUNK_TOKENS, _MOST_LOSS_CHUNK_TOKENS = 1024, 2**30
 _LOSS_CHUNK_SLACK = 1.1  # so much less than what balances the chunk will do
 TILE = (128, 128)  # elements, of which a device reduces whole ones: fewer, and TPU pads them
 # Rows of experts that our grouped matmul takes at a time, at most and at least. A tile that two
@@ -25,7 +25,8 @@ def loss_chunk_tokens(peak_flops_per_s: float, hbm_bytes_per_s: float) -> int:
     v5p, 2,242 on v6e. Fewer leave the matrix units idle.
     """
     balanced = 4 * peak_flops_per_s / hbm_bytes_per_s / _LOSS_CHUNK_SLACK
-    return 1 << ceil(log2(min(max(balanced, _LEAST_LOSS_CHUNK_TOKENS), _MOST_LOSS_CHUNK_BYTES)))
+    tokens = min(max(balanced, _LEAST_LOSS_CHUNK_TOKENS), _MOST_LOSS_CHUNK_TOKENS)
+    return 1 << ceil(log2(tokens))
 
 
 def loss_chunk_bytes(tokens: int, token_bytes: Any) -> Any:
@@ -60,7 +61,7 @@ _HEAD_BYTES = 512  # of the widest head with which blocks of that size fit: 256 
 # Along a window, what a block has outside it is computed as well.
 _WINDOW_BLOCK, _LEAST_WINDOW = 512, 2048
 # One backward kernel writes the gradient of every query once for each block of keys, to be added
-# up. From LONG positions on it takes more keys at a time, where heads leave room for them; beyond
+# up. From _LONG positions on it takes more keys at a time, where heads leave room for them; beyond
 # so many sums, two kernels take less memory.
 _LONG, _LONG_KEYS, _LONG_HEAD_BYTES = 8192, 2048, 256
 _MOST_PARTIAL_SUMS = 8

@@ -63,7 +63,8 @@ def _fewest_elements(sizes: Sequence[Number], tile: tuple[int, int]) -> Number:
 
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2}
-# Whether each parameter has a first and a second moment; `optimizers` has those of some parameters.
+# Whether each parameter has a first and a second moment; those of some parameters are
+# the memory ledger's `optimizer_state`.
 _MOMENTS = {"adamw": (1, 1), "adafactor": (0, 0), "muon": (1, 0)}
 MOMENT_BYTES = DTYPE_BYTES | {"int8": 1 + 4 / 256}  # an fp32 scale for 256 of them
 

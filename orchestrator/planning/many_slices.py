@@ -3,11 +3,11 @@ A step under a policy that costs nothing, on the same links, is a bound for each
 to run is priced, meshes whose bound is above it need no policies. All slices are priced in the same
 arrays, by the formulas of `search`.
 
-The invariant: a mesh, or one of its placements, is left out only if its bound exceeds REACH times
+The invariant: a mesh, or one of its placements, is left out only if its bound exceeds _REACH times
 the cost of a way that is priced already, of the same slice. Three things keep such a mesh from
 being chosen. (1) The bound is below every way to run it: treatments without cost undercut every
 policy, the best links of its placements undercut each of them, and more microbatches than the
-fewest that may fit save at most BOUND_SLACK. (2) The ranking chooses no candidate whose cost is
+fewest that may fit save at most _BOUND_SLACK. (2) The ranking chooses no candidate whose cost is
 beyond 1 + SURE_WITHIN times the lowest of its slice. (3) `best` only falls. So what is priced in
 the end holds every contender of `ranking`, in the order of the slice's own search: both choose
 alike (tests/test_offers.py compares them).

@@ -18,11 +18,11 @@ _LANES = TILE[1]  # positions that the attention kernel takes at a time
 _FEW_STEPS, _MANY_YEARS, _DAYS_OF_YEAR = 100, 5, 365.25
 _BUBBLE = 0.15  # of the passes of a pipeline
 _SHORT_S = 3600  # nobody minds what a shorter run loses
-# Shares of all time: below MOSTLY a run hardly trains; more than BLOCKED, or a gain of more than
-# WORTH_CHANGING, is worth a change.
+# Shares of all time: below _MOSTLY a run hardly trains; more than _BLOCKED, or a gain of more than
+# _WORTH_CHANGING, is worth a change.
 _MOSTLY, _BLOCKED, _WORTH_CHANGING = 0.5, 0.05, 0.01
-# The critical batch of a run of D million tokens is CRITICAL_SEQUENCES x D^CRITICAL_EXPONENT
-# sequences of CRITICAL_LENGTH tokens. It takes CRITICAL_OVERHEAD more tokens than small batches.
+# The critical batch of a run of D million tokens is _CRITICAL_SEQUENCES x D^_CRITICAL_EXPONENT
+# sequences of _CRITICAL_LENGTH tokens. It takes _CRITICAL_OVERHEAD more tokens than small batches.
 _CRITICAL_SEQUENCES, _CRITICAL_LENGTH, _CRITICAL_EXPONENT = 22.91, 512, 0.47
 _CRITICAL_OVERHEAD = 0.2
 _CRITICAL_SOURCE = "zhang-critical-batch"

@@ -208,7 +208,7 @@ def _group_hops(slice_torus: Torus, group: tuple[str, ...], spans: _Spans) -> Fl
 class Links:
     """What joins the devices of each group: a domain inside the slice, and the cluster network. For
     each of GROUPS: bytes per second of a gather, hops, torus axes in use (rows x torus axes); for
-    EXCHANGING bytes per second of an all-to-all. DCN_GROUPS lie on the cluster network.
+    _EXCHANGING bytes per second of an all-to-all. DCN_GROUPS lie on the cluster network.
     """
 
     rates: dict[str, Any]

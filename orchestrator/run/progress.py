@@ -89,7 +89,7 @@ _Topic = Literal[
 
 @dataclass(frozen=True, init=False)
 class Notice:
-    """Something happened: the topic, and its values by name, as `Topic` lists them."""
+    """Something happened: the topic, and its values by name, as `_Topic` lists them."""
 
     topic: _Topic
     values: Mapping[str, Any]

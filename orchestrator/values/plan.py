@@ -257,7 +257,7 @@ class PlannedModel(Model):
 
 
 class PlannedBatch(Value):
-    """`sequences_per_replica` belong to one index of pods x fsdp_dcn x data x fsdp."""
+    """`sequences_per_replica`: for one index of the axes that split the `batch` (LOGICAL_AXES)."""
 
     sequences: int
     length: int

@@ -306,7 +306,7 @@ def driver(scheme: str) -> dict[str, Any]:
 
 
 def _chunk_shape(shard: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
-    """Return a part that divides a shard, of at most CHUNK_BYTES if its sizes have divisors."""
+    """Return a part that divides a shard, of at most _CHUNK_BYTES if its sizes have divisors."""
     chunk = [max(size, 1) for size in shard]
     while int(np.prod(chunk)) * item_bytes > _CHUNK_BYTES:
         sizes = [(size, axis) for axis, size in enumerate(chunk) if size > 1]

@@ -62,8 +62,8 @@ class PrefillSlices(Value):
 
 class ServingRun(Value):
     """A published run. `concurrency` is inf where all requests wait at once. `in_waves`: requests
-    begin and end together, so that prompts do not slow the steps between tokens. `limits_s` are
-    those of TTFT and TPOT at p99 under which requests arrive as fast as they can. TTFT is that of
+    begin and end together, so that prompts do not slow the steps between tokens. `tpot_limit_s`
+    is that of TPOT at p99 under which requests arrive as fast as they can. TTFT is that of
     `loops` requests for each in work, which have one token to answer if it is `of_prompts`; their
     lengths are `drawn` between 80 and 100 % of the nominal ones, or fixed.
     """
