@@ -14,7 +14,7 @@ from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.planning import flops
 from orchestrator.planning import step_work as steps
 from orchestrator.planning.layout import Number, Training
-from orchestrator.planning.time import StepTime, device_peak
+from orchestrator.planning.time import StepTime, busiest_line, device_peak
 from orchestrator.values.plan import Extrapolation, LedgerLine, LineKind
 
 SOURCE = "published-runs"
@@ -30,7 +30,6 @@ _NAMES: dict[LineKind, str] = {
     "pipeline_bubble": "bubble of the pipeline",
     "serial_collectives": "collectives in series",
     "slice_wait": "waiting for slices",
-    "busiest_resource": "waiting for the busiest resource",
 }
 # In every published run on several slices a reduction comes after this much work or more. Closer
 # reductions are assumed to wait in proportion to the work between them.
@@ -149,9 +148,7 @@ def expected_lines(
         ),
     }  # fmt: skip
     total_s = sum(parts.values())
-    formulas["busiest_resource"] = ("lower - above", {"lower": time.lower_s, "above": total_s})
-    parts["busiest_resource"] = time.lower_s - total_s
-    return tuple(
+    found = [
         LedgerLine(
             kind=kind,
             name=_NAMES[kind],
@@ -163,7 +160,9 @@ def expected_lines(
         )
         for kind, seconds in parts.items()
         if seconds > 0
-    )
+    ]
+    rest = [busiest_line(time.lower_s, total_s, SOURCE)] if total_s < time.lower_s else []
+    return tuple(found + rest)
 
 
 # --- where a plan leaves the range of the published runs, and how sure `expected` is

@@ -15,7 +15,7 @@ from orchestrator.network.mesh_axes import DCN_AXES, EXPERT_EXCHANGES, WEIGHT_EX
 from orchestrator.planning import flops
 from orchestrator.planning import step_work as steps
 from orchestrator.planning.layout import Number, Training
-from orchestrator.planning.time import IN_TICKS, StepTime, device_peak
+from orchestrator.planning.time import IN_TICKS, StepTime, busiest_line, device_peak
 from orchestrator.values.codec import Value
 from orchestrator.values.plan import ATTENTION_LINES, LedgerLine, LineKind
 
@@ -220,17 +220,8 @@ def expected_lines(
         for formula in (f"software * {_PARTS[kind][1]}",)
         if seconds > 0
     ]
-    if total_s < time.lower_s:
-        rest = replace(
-            found[0],
-            kind="busiest_resource",
-            name="waiting for the busiest resource",
-            value=time.lower_s - total_s,
-            formula="lower - above",
-            inputs={"lower": time.lower_s, "above": total_s},
-        )
-        found.append(rest)
-    return tuple(found)
+    rest = [busiest_line(time.lower_s, total_s, SOURCE)] if total_s < time.lower_s else []
+    return tuple(found + rest)
 
 
 def interval(

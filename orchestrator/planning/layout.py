@@ -260,9 +260,8 @@ class Layout(Value):
 
     @cached_property
     def owned_elements(self) -> Number:
-        tables = sum(map(self.elements, self.network.tables))
         routed = self.over_layers(self.routed_elements)
-        others = (self.layer_elements - routed + tables) / self.ways(GATHERED)
+        others = (self.layer_elements - routed + self.total_tables) / self.ways(GATHERED)
         return others + routed / self.ways(GATHERED_OF_EXPERTS) + self.vector_elements
 
     def routed_elements(self, block: description.Block) -> Number:

@@ -15,6 +15,7 @@ from orchestrator.errors import SpecError
 from orchestrator.planning import expected as pricing
 from orchestrator.planning.plan_warnings import make_warning
 from orchestrator.planning.step_work import StepWork, Transfers
+from orchestrator.planning.time import busiest_line
 from orchestrator.planning.witnesses import with_expected
 from orchestrator.values import codec
 from orchestrator.values.codec import Value
@@ -252,13 +253,6 @@ def _lines(
         sources = (f"own runs {digest}",) if own else line.sources
         if line.kind != "busiest_resource":
             made.append(replace(line, value=value, inputs=inputs, sources=sources))
-    if (rest_s := expected_s - sum(line.value for line in made)) > 1e-9 * expected_s:
-        inputs = {"lower": expected_s, "above": expected_s - rest_s}
-        line = plan.forecast.expected_time[0]
-        made.append(
-            replace(
-                line, kind="busiest_resource", name="waiting for the busiest resource",
-                value=rest_s, formula="lower - above", inputs=inputs, sources=(pricing.SOURCE,),
-            )
-        )  # fmt: skip
+    if expected_s - (above_s := sum(line.value for line in made)) > 1e-9 * expected_s:
+        made.append(busiest_line(expected_s, above_s, pricing.SOURCE))
     return tuple(sorted(made, key=lambda line: -line.value))

@@ -22,7 +22,7 @@ from orchestrator.values.spec import RunOptions
 MOST_PODS = 8
 _SMALLER, _LONGEST_NAME = "-rehearsal", 52  # a name of a model has at most 63 letters
 _FEWEST_DEVICES = 4
-_STEPS = 20
+REHEARSED_STEPS = 20
 _LENGTH = 128
 _SEQUENCES_PER_REPLICA = 2
 _LAYERS, _MOST_PATTERN = 4, 8  # and whole patterns of at most _MOST_PATTERN layers
@@ -42,7 +42,7 @@ class _Rehearsal(Value):
 
 
 def rehearse(
-    spec: values.Spec, plan: Plan, *, steps: int = _STEPS, devices: int | None = None
+    spec: values.Spec, plan: Plan, *, steps: int = REHEARSED_STEPS, devices: int | None = None
 ) -> _Rehearsal:
     """Return the rehearsal of a plan: up to eight pods with `devices` devices each, or with those
     of the smallest slice that has at least four.

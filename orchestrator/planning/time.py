@@ -225,6 +225,19 @@ def matmul_line(layout: Layout, name: str, formula: str, count: Number) -> Ledge
     return rated_line(layout, "matmul", name, formula, "mxu", count, rate)
 
 
+def busiest_line(lower_s: float, above_s: float, source: str) -> LedgerLine:
+    """What an expected step lacks to its lower bound."""
+    return LedgerLine(
+        kind="busiest_resource",
+        name="waiting for the busiest resource",
+        value=lower_s - above_s,
+        unit="s",
+        formula="lower - above",
+        inputs={"lower": lower_s, "above": above_s},
+        sources=(source,),
+    )
+
+
 @dataclass(frozen=True)
 class StepTime:
     """Seconds by resource and by torus axis, and the sum of all lines. `serial_s` is what no matmul

@@ -16,6 +16,7 @@ from orchestrator.launch.backend import ClusterClient
 from orchestrator.launch.provenance import ARCHIVE, archive, versions
 from orchestrator.planning.infeasible import Infeasible
 from orchestrator.planning.planner import make_plan
+from orchestrator.planning.rehearsal import REHEARSED_STEPS
 from orchestrator.plugins import require
 from orchestrator.reading.load_study import load_study
 from orchestrator.run import submit as runs
@@ -94,7 +95,7 @@ def submit_study(
         return StudyResult(outcome="infeasible")
     study_request = StudyRequest(
         study=study,
-        steps=options.steps if address else options.steps or runs.REHEARSED_STEPS,
+        steps=options.steps if address else options.steps or REHEARSED_STEPS,
         devices=options.devices_per_pod,
         rehearsal=address is None,
     )

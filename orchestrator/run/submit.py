@@ -18,7 +18,7 @@ from orchestrator.journal.run_journal import Journal
 from orchestrator.launch import provenance
 from orchestrator.launch.backend import ClusterClient, ClusterUnusable
 from orchestrator.planning.planner import make_plan, plan_on
-from orchestrator.planning.rehearsal import MOST_PODS
+from orchestrator.planning.rehearsal import MOST_PODS, REHEARSED_STEPS
 from orchestrator.planning.rehearsal import rehearse as rehearsal_of
 from orchestrator.plugins import require
 from orchestrator.reading.load import absent_objects, load, missing_inputs
@@ -39,7 +39,6 @@ from orchestrator.values.proof import Proof
 from orchestrator.values.run import LIVE, ReasonCode, Run, StateReason
 from orchestrator.values.spec import Proposal, Spec, SubmitOptions
 
-REHEARSED_STEPS = 20
 NOBODY_ASKED = "a run on a named cluster needs --yes where nobody can be asked"
 _PLACE = "PATH"  # for a person to fill in
 _CHECK = "--preflight"  # the driver only times the hosts

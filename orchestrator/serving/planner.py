@@ -112,8 +112,8 @@ class _Points:
         return np.asarray(self.copies * self.batch / self.mean_tpot_s)
 
     def at(self, place: tuple[int, int]) -> dict[str, float]:
-        names = (*(field.name for field in fields(self)[:-2]), "output_tokens_per_s")
-        return {name: float(getattr(self, name)[place]) for name in names}
+        names = [each.name for each in fields(self) if each.name not in ("copies", "output")]
+        return {n: float(getattr(self, n)[place]) for n in (*names, "output_tokens_per_s")}
 
 
 def _points(layout: Serving, batch: Number, serve: Serve, engine: ServingConstants) -> _Points:
