@@ -4,7 +4,7 @@ constants by chip, type and software (docs/score-gpus.md).
 
 import re
 from collections.abc import Iterable
-from dataclasses import fields, replace
+from dataclasses import fields
 from math import exp
 
 import numpy as np

@@ -16,8 +16,8 @@ from orchestrator.evidence.score.published_runs import (
     Row,
     SkippedRow,
     Unscorable,
-    _positive,
-    _whole,
+    count_in,
+    figure_in,
     header_of,
     said_of,
 )
@@ -170,8 +170,8 @@ def _run_of(row: Row) -> GpuRun:
     kind, rate = next(((t, r) for p, t, r in _TYPES if re.search(p, words)), ("", ""))
     if rate not in chip.peak_flops_per_s:
         raise Unscorable(f"{chip.name} has no peak for the precision {row['precision']!r}")
-    mesh = {axis: _whole(row, axis, 1) for axis in _MESH}
-    devices, parallel = _whole(row, "num_gpus"), mesh["tp"] * mesh["cp"] * mesh["pp"]
+    mesh = {axis: count_in(row, axis, 1) for axis in _MESH}
+    devices, parallel = count_in(row, "num_gpus"), mesh["tp"] * mesh["cp"] * mesh["pp"]
     if not row["dp"]:
         mesh["dp"] = max(devices // parallel, 1)
     if devices > _MOST_GPUS:
@@ -183,11 +183,11 @@ def _run_of(row: Row) -> GpuRun:
         raise Unscorable(f"ep {mesh['ep']} does not divide tp x cp x dp")
     if model.layers < mesh["pp"] * mesh["interleave"] - 2:
         raise Unscorable(f"{model.layers} layers are fewer than pp x interleave chunks")
-    sequences, length = _whole(row, "global_batch_seqs"), _whole(row, "seq_len")
-    each = _whole(row, "micro_batch_seqs", 0) or sequences // mesh["dp"]
+    sequences, length = count_in(row, "global_batch_seqs"), count_in(row, "seq_len")
+    each = count_in(row, "micro_batch_seqs", 0) or sequences // mesh["dp"]
     if not each:
         raise Unscorable(f"{sequences} sequences are fewer than dp {mesh['dp']}")
-    microbatches = _whole(row, "grad_accum", max(sequences // (mesh["dp"] * each), 1))
+    microbatches = count_in(row, "grad_accum", max(sequences // (mesh["dp"] * each), 1))
     if microbatches * each * mesh["dp"] != sequences:
         text = f"{microbatches} microbatches of {each} x dp {mesh['dp']} are not {sequences}"
         raise Unscorable(f"{text} sequences")
@@ -218,7 +218,7 @@ def _run_of(row: Row) -> GpuRun:
         software=software,
         chip=chip.name,
         devices=devices,
-        nodes=-(-devices // _whole(row, "gpus_per_node", chip.chips_per_host)),
+        nodes=-(-devices // count_in(row, "gpus_per_node", chip.chips_per_host)),
         type=kind,
         mixture=model.moe is not None,
         old_kernel=bool(old) and "cudnn" not in row["attention_kernel"].lower(),
@@ -242,10 +242,10 @@ def _model_of(row: Row) -> Model:
     for pattern, why in _OTHER_STEPS:
         if re.search(pattern, words):
             raise Unscorable(f"its run {why}")
-    if _whole(row, "layers") > _MOST_LAYERS:
+    if count_in(row, "layers") > _MOST_LAYERS:
         raise Unscorable(f"{row['layers']} layers are more than {_MOST_LAYERS:,}")
-    notes, heads = row["notes"], _whole(row, "n_heads")
-    experts, latent, head = _EXPERTS.search(notes), None, _whole(row, "head_dim", 0)
+    notes, heads = row["notes"], count_in(row, "n_heads")
+    experts, latent, head = _EXPERTS.search(notes), None, count_in(row, "head_dim", 0)
     if "MLA" in notes:
         stated = _MLA.search(notes)
         queries, keys, rope, values = map(int, stated.groups() if stated else _UNSTATED_MLA)
@@ -272,13 +272,13 @@ def _model_of(row: Row) -> Model:
     window = re.search(r"window (\d+) in every second", notes)
     return Model(
         name=name,
-        layers=_whole(row, "layers"),
-        d_model=_whole(row, "d_model"),
-        d_ff=_whole(row, "d_ff"),
+        layers=count_in(row, "layers"),
+        d_model=count_in(row, "d_model"),
+        d_ff=count_in(row, "d_ff"),
         heads=heads,
-        kv_heads=heads if latent else _whole(row, "n_kv_heads", heads),
-        head_dim=head or _whole(row, "d_model") // heads,
-        vocab=_whole(row, "vocab", _USUAL_VOCABULARY),
+        kv_heads=heads if latent else count_in(row, "n_kv_heads", heads),
+        head_dim=head or count_in(row, "d_model") // heads,
+        vocab=count_in(row, "vocab", _USUAL_VOCABULARY),
         gated=row["gated_mlp"] != "0",
         tied=row["tied_embeddings"] == "1",
         latent=latent,
@@ -290,14 +290,14 @@ def _model_of(row: Row) -> Model:
 
 def _measured_s(row: Row, model: Model, devices: int, chip: Chip, rate: str) -> float:
     """Return the seconds of a step, from a rate by the FLOPs that the row's source counts."""
-    if (seconds := _positive(row, "step_time_s")) is not None:
+    if (seconds := figure_in(row, "step_time_s")) is not None:
         return seconds
-    per_device = _positive(row, "tflops_per_gpu", 1e12)
-    if per_device is None and (mfu := _positive(row, "mfu_pct", 1e-2)):
+    per_device = figure_in(row, "tflops_per_gpu", 1e12)
+    if per_device is None and (mfu := figure_in(row, "mfu_pct", 1e-2)):
         per_device = mfu * chip.peak_flops_per_s[rate].value
     if per_device is None:
         raise Unscorable("states neither seconds nor a rate of its step")
-    words, length = row["flop_convention"].lower(), _whole(row, "seq_len")
+    words, length = row["flop_convention"].lower(), count_in(row, "seq_len")
     attention = 3 * flops.attention_flops_per_token(model, length)
     if "6n" in words:
         token = flops.simple_flops_per_token(model)
@@ -307,7 +307,7 @@ def _measured_s(row: Row, model: Model, devices: int, chip: Chip, rate: str) -> 
         token += attention if "full attention" in words else 0.0
     else:
         raise Unscorable("states a rate and not which FLOPs it counts")
-    return token * _whole(row, "global_batch_seqs") * length / (per_device * devices)
+    return token * count_in(row, "global_batch_seqs") * length / (per_device * devices)
 
 
 # --- the step that a row describes
@@ -339,8 +339,8 @@ def _layout_of(
         chip=chip,
         model=model,
         precision=Precision(parameters="fp32", compute="bf16"),
-        length=_whole(row, "seq_len"),
-        sequences=_whole(row, "global_batch_seqs"),
+        length=count_in(row, "seq_len"),
+        sequences=count_in(row, "global_batch_seqs"),
         mesh=sizes,
         links=Links(dict.fromkeys(GROUPS, inf), {}, {}, {}),
         optimizer=Optimizer(name="adamw"),
@@ -357,7 +357,7 @@ class _Places:
         self.nvlink = chip.ici_link_bytes_per_s.value
         self.cluster = chip.dcn_bytes_per_s.value  # of a GPU, or as the row says
         if stated := re.search(r"(\d+) Gb/s a (GPU|node)", row["interconnect"]):
-            each = 1 if stated[2] == "GPU" else _whole(row, "gpus_per_node", chip.chips_per_host)
+            each = 1 if stated[2] == "GPU" else count_in(row, "gpus_per_node", chip.chips_per_host)
             self.cluster = int(stated[1]) * 1e9 / 8 / each
 
     def inside(self, ways: int, stride: int) -> int:

@@ -47,7 +47,7 @@ def _number(row: Row, column: str) -> float:
         raise Unscorable(f"{column} {content}: a number is needed") from None
 
 
-def _positive(row: Row, column: str, scale: float = 1.0) -> float | None:
+def figure_in(row: Row, column: str, scale: float = 1.0) -> float | None:
     """Return a figure in base units; None where the row states none."""
     if not row[column]:
         return None
@@ -57,7 +57,7 @@ def _positive(row: Row, column: str, scale: float = 1.0) -> float | None:
     return value * scale
 
 
-def _whole(row: Row, column: str, default: int | None = None) -> int:
+def count_in(row: Row, column: str, default: int | None = None) -> int:
     """Return a positive count; an empty cell is the default, where there is one."""
     if not row[column] and default is not None:
         return default
@@ -296,10 +296,10 @@ def run_of(row: Row) -> PublishedRun:
     """Return the run of a row. An error says why a row describes no run."""
     _refuse_unplannable(row)
     software = _software_of(row)
-    chips, length = _whole(row, "num_chips"), _whole(row, "seq_len")
+    chips, length = count_in(row, "num_chips"), count_in(row, "seq_len")
     # A second axis that shards weights is the same as more of the first.
     transposed = int(_note(row, r"fsdp_transpose=(\d+)") or 1)
-    fsdp = _whole(row, "ici_fsdp") * transposed if row["ici_fsdp"] else None
+    fsdp = count_in(row, "ici_fsdp") * transposed if row["ici_fsdp"] else None
     # The document in a source path; the rest names a table or settings.
     path = row["source_path"]
     document = path.split(maxsplit=1)[0].rstrip(";") if path else ""
@@ -322,7 +322,7 @@ def run_of(row: Row) -> PublishedRun:
         document=f"{row['source_repo']} {document} {row['chip']}".strip(),
         chip=row["chip"],
         chips=chips,
-        slices=_whole(row, "num_slices", 1),
+        slices=count_in(row, "num_slices", 1),
         topology=row["topology"],
         model=_model_of(row),
         window=_window_of(row),
@@ -330,12 +330,12 @@ def run_of(row: Row) -> PublishedRun:
         sequences=_sequences_of(row, chips * chip.devices, length),
         mesh={
             "fsdp": fsdp,
-            "sequence": _whole(row, "ici_sp", 1),
-            "tensor": _whole(row, "ici_tp", 1),
+            "sequence": count_in(row, "ici_sp", 1),
+            "tensor": count_in(row, "ici_tp", 1),
             "fsdp_dcn": _shared_slices(row),
-            "expert": _whole(row, "ep", 1) if "ep" in row else 1,
+            "expert": count_in(row, "ep", 1) if "ep" in row else 1,
         },
-        microbatches=_whole(row, "microbatches", 1),
+        microbatches=count_in(row, "microbatches", 1),
         remat=row["remat_policy"],
         hfu=float(hfu) / 100 if hfu else None,
         parallel_block=_note(row, r"(parallel attn)") is not None,
@@ -344,30 +344,30 @@ def run_of(row: Row) -> PublishedRun:
         parameters=_dtype(_note(row, r"weight_dtype (\w+)") or "fp32"),
         optimizer=cast(_OptimizerName, optimizer),
         software=software,
-        attention_block=_whole(row, "attention_block") if row["attention_block"] else None,
+        attention_block=count_in(row, "attention_block") if row["attention_block"] else None,
         dispatch_matmuls="dense matmuls" in routing,
         expert_tile=_MEGABLOX_TILE if megablox else None,
         expert_rows=_GROUPED_ROWS if routing.startswith("dropless") else None,
         convention=row["flop_convention"],
-        step_s=_positive(row, "step_time_s"),
-        flops_per_chip_s=_positive(row, "tflops_per_chip", 1e12),
-        mfu=_positive(row, "mfu_pct", 1e-2),
+        step_s=figure_in(row, "step_time_s"),
+        flops_per_chip_s=figure_in(row, "tflops_per_chip", 1e12),
+        mfu=figure_in(row, "mfu_pct", 1e-2),
     )
 
 
 def _refuse_unplannable(row: Row) -> None:
-    if _whole(row, "moe_experts", 1) > 1:
+    if count_in(row, "moe_experts", 1) > 1:
         raise Unscorable(
             f"a mixture of {row['moe_experts']} experts: their width and their router are not"
             " stated; a file of mixtures has the columns experts, top_k, d_ff_expert, …"
         )
     if _note(row, r"\b(Muon)\b"):
         raise Unscorable("its optimizer is Muon: rows may have AdamW or Adafactor")
-    if _whole(row, "pp", 1) > 1:
+    if count_in(row, "pp", 1) > 1:
         text = f"{row['pp']} pipeline stages: a file for --kind gpu has a column for their chunks"
         raise Unscorable(text)
-    slices, shared = _whole(row, "num_slices", 1), _shared_slices(row)
-    replicas = _whole(row, "dcn_dp", max(slices // shared, 1))
+    slices, shared = count_in(row, "num_slices", 1), _shared_slices(row)
+    replicas = count_in(row, "dcn_dp", max(slices // shared, 1))
     if replicas * shared != slices:
         raise Unscorable(
             f"its {slices} slices are not as many replicas, each of {shared}: dcn_dp is {replicas}"
@@ -376,14 +376,14 @@ def _refuse_unplannable(row: Row) -> None:
 
 def _shared_slices(row: Row) -> int:
     """Return slices that share one copy of the weights: the cell, or what the notes state."""
-    return _whole(row, "dcn_fsdp", int(_note(row, r"dcn_fsdp=(\d+)") or 1))
+    return count_in(row, "dcn_fsdp", int(_note(row, r"dcn_fsdp=(\d+)") or 1))
 
 
 def _sequences_of(row: Row, devices: int, length: int) -> int:
     """Return sequences of a global step; a tpu7x chip is two devices."""
     if row["global_batch_tokens"]:
-        tokens = _whole(row, "global_batch_tokens")
-    elif each := _positive(row, "batch_per_device_seqs"):
+        tokens = count_in(row, "global_batch_tokens")
+    elif each := figure_in(row, "batch_per_device_seqs"):
         tokens = round(each * devices * length)
     else:
         raise Unscorable("neither global_batch_tokens nor batch_per_device_seqs is stated")
@@ -395,20 +395,20 @@ def _sequences_of(row: Row, devices: int, length: int) -> int:
 def _model_of(row: Row) -> Model:
     """Return the shape. If nothing states whether tables are tied, the parameter count decides."""
     layers, d_model, d_ff, heads, vocab = (
-        _whole(row, column) for column in ("layers", "d_model", "d_ff", "n_heads", "vocab")
+        count_in(row, column) for column in ("layers", "d_model", "d_ff", "n_heads", "vocab")
     )
-    head_dim = _whole(row, "head_dim", max(d_model // heads, 1))
+    head_dim = count_in(row, "head_dim", max(d_model // heads, 1))
     moe: MixtureOfExperts | None = None
     if row.get("experts"):
         capacity = None
         if row["routing"].startswith("dropping"):  # choices are dropped
             if row["capacity_factor"] == "not stated":
                 raise Unscorable("it drops choices, and its capacity factor is not stated")
-            capacity = _positive(row, "capacity_factor")
+            capacity = figure_in(row, "capacity_factor")
         moe = MixtureOfExperts(
-            experts=_whole(row, "experts"),
-            top_k=_whole(row, "top_k"),
-            d_ff=_whole(row, "d_ff_expert"),
+            experts=count_in(row, "experts"),
+            top_k=count_in(row, "top_k"),
+            d_ff=count_in(row, "d_ff_expert"),
             shared_experts=int(row["shared_experts"] or 0),
             dense_layers=int(row["dense_layers"] or 0),
             capacity_factor=capacity,
@@ -429,7 +429,7 @@ def _model_of(row: Row) -> Model:
         d_model=d_model,
         d_ff=d_ff,
         heads=heads,
-        kv_heads=_whole(row, "n_kv_heads", heads),
+        kv_heads=count_in(row, "n_kv_heads", heads),
         head_dim=head_dim if latent is None else latent.head_dim,
         vocab=vocab,
         gated=row["gated_mlp"] not in {"0", "false", "False"},
