@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import fields
 from math import exp
+from typing import Any
 
 import numpy as np
 
@@ -157,15 +158,20 @@ _PARTS: dict[LineKind, tuple[str, str]] = {
     "outside_layers": ("outside of layers", "step_s"),
 }
 _COMPILED = {kind: compile(formula, kind, "eval") for kind, (_, formula) in _PARTS.items()}
+# Behind all other parts weights and gradients can travel.
+_NOT_HIDING: tuple[LineKind, ...] = ("exposed_gathers", "outside_layers")
 
 
-def _inputs(work: GpuWork, known: GpuEfficiency, hidden_s: Number) -> dict[str, Number]:
-    """Return every number of the formulas, by its name in them."""
-    seconds = {each.name: getattr(work, each.name) for each in fields(GpuWork)}
+def _priced(
+    work: GpuWork, known: GpuEfficiency
+) -> tuple[dict[LineKind, Number], dict[str, Number]]:
+    """Return the seconds of each part of a step, with what the software adds in its share, and
+    every number of the formulas by its name in them.
+    """
     shared = known.shared
-    return {
+    numbers: dict[str, Any] = {
         **shared,
-        **seconds,
+        **{each.name: getattr(work, each.name) for each in fields(GpuWork)},
         **{name: getattr(known, name) for name in ("matmul", "wide", "attention", "mixtures")},
         "software": known.software,
         "mixture_layers": work.mixtures,
@@ -174,19 +180,20 @@ def _inputs(work: GpuWork, known: GpuEfficiency, hidden_s: Number) -> dict[str, 
         "mixture_s": np.where(
             work.in_node > 0, shared["node_mixture_layer_s"], shared["mixture_layer_s"]
         ),
-        "hidden_s": hidden_s,
+        "max": np.maximum,
     }
+
+    def seconds(kind: LineKind) -> Number:
+        return eval(_COMPILED[kind], {"__builtins__": {}}, numbers)
+
+    parts = {kind: seconds(kind) for kind in _PARTS if kind not in _NOT_HIDING}
+    numbers["hidden_s"] = sum(parts.values()) * work.overlapped
+    parts |= {kind: seconds(kind) for kind in _NOT_HIDING}
+    return {kind: part_s * known.software for kind, part_s in parts.items()}, numbers
 
 
 def step_parts(work: GpuWork, known: GpuEfficiency) -> dict[LineKind, Number]:
-    """Return the seconds of each part of a step, with what the software adds in its share."""
-    numbers = _inputs(work, known, 0.0) | {"max": np.maximum}
-    parts: dict[LineKind, Number] = {}
-    for kind, formula in _COMPILED.items():
-        if kind == "exposed_gathers":  # what the parts before it hide
-            numbers["hidden_s"] = sum(parts.values()) * work.overlapped
-        parts[kind] = eval(formula, {"__builtins__": {}}, numbers)
-    return {kind: seconds * known.software for kind, seconds in parts.items()}
+    return _priced(work, known)[0]
 
 
 def expected_s(
@@ -200,12 +207,8 @@ def expected_lines(
     layout: Training, lines: list[LedgerLine], time: StepTime, known: GpuEfficiency
 ) -> tuple[LedgerLine, ...]:
     """Return the expected step as a ledger, for one layout."""
-    work = gpu_work(layout, lines)
-    parts = step_parts(work, known)
+    parts, numbers = _priced(gpu_work(layout, lines), known)
     total_s = float(sum(parts.values()))
-    own_s = total_s - parts["exposed_gathers"] - parts["outside_layers"]
-    hidden_s = own_s / known.software * work.overlapped
-    numbers = _inputs(work, known, hidden_s)
     found = [
         LedgerLine(
             kind=kind,
