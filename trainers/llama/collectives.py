@@ -59,6 +59,11 @@ def line(kind: LineKind) -> Iterator[None]:
         yield
 
 
+def platform(mesh: Mesh | AbstractMesh) -> str:
+    """The platform of a mesh; one without devices is traced as a CPU's."""
+    return "cpu" if isinstance(mesh, AbstractMesh) else str(mesh.devices.flat[0].platform)
+
+
 def with_copies(mesh: Mesh | AbstractMesh, kv_heads: int) -> Mesh | AbstractMesh:
     """The plan's mesh with its last axis, `tensor`, split for that many kv heads."""
     *outer, tensor = mesh.axis_sizes

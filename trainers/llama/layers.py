@@ -20,22 +20,23 @@ from orchestrator.network.description import MLP, Attention, Matmul, Norm, Score
 from orchestrator.network.mesh_axes import ways
 from orchestrator.values.model import Activation, RopeScaling
 from orchestrator.values.plan import Plan
+from orchestrator.values.program import AnyPlan
 from trainers.llama import attention_kernels, collectives, products
 from trainers.llama.attention_kernels import Attend, Documents
 from trainers.llama.collectives import TENSOR, all_gather, line, together_in_backward
 from trainers.llama.parameters import DTYPES, Parameters, compute_type, norm
 from trainers.llama.ring import all_gather_matmul, in_arrival_order, in_order, matmul_reduce_scatter
 
-_Grouped = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+Grouped = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 @dataclass(frozen=True)
 class Runtime:
     """A plan's model and the kernels of its platform, those of attention by a block's scores."""
 
-    plan: Plan
+    plan: AnyPlan
     kernels: Mapping[Scores, Attend]
-    grouped: _Grouped
+    grouped: Grouped
     on_gpu: bool = False
     # For this chip's positions and for all positions, if a row of a batch has several documents.
     documents: Documents | None = None
@@ -43,6 +44,12 @@ class Runtime:
     some_predict_nothing: bool = False
     # Whether matrices come whole along d_model: a pipeline may gather them once for all its ticks.
     matrices_are_whole: bool = False
+
+    @property
+    def training(self) -> Plan:
+        """The plan, where only training asks for it: programs that serve have the rest."""
+        assert isinstance(self.plan, Plan)
+        return self.plan
 
     @property
     def network(self) -> description.Network:
@@ -141,7 +148,7 @@ def mlp(runtime: Runtime, kind: MLP, layer: Parameters, y: jax.Array) -> jax.Arr
     # on first, and hold what is for the gradient meanwhile. It may where sums over a whole pod run
     # with products, and few tokens make the products short: what comes after them hides the sums.
     tokens = y.shape[0] * y.shape[1]
-    in_turn = runtime.plan.loss_gradient == "at_end" or tokens > _FEW_TOKENS
+    in_turn = runtime.training.loss_gradient == "at_end" or tokens > _FEW_TOKENS
     shards = [layer[matmul.weight.name] for matmul in kind.inputs]
     products = runtime.products(y, shards, in_turn=in_turn)
     output = runtime.gather_rows(layer[kind.output.weight.name], 1)
@@ -182,7 +189,7 @@ def attention(runtime: Runtime, kind: Attention, layer: Parameters, y: jax.Array
         # All positions of the tensor group: [b, S/s, N/Y, H], [b, S/s, K/Y, H] twice.
         shards = [layer[matmul.weight.name] for matmul in kind.inputs]  # [D/X, heads of each, H]
         products = with_biases(kind.inputs, layer, runtime.products(y, shards))
-        positions = attention_kernels.own_positions(runtime.plan.batch.length, runtime.ways)
+        positions = attention_kernels.own_positions(runtime.training.batch.length, runtime.ways)
         heads = of_heads(kind, layer, list(map(in_order, products)), positions)
     q, k, v = map(checkpoint_name, heads, ("query", "key", "value"))
     k, v = (attention_kernels.gather(x, runtime.ways) for x in (k, v))
@@ -232,7 +239,7 @@ def _from_latents(
     source = norm(kind.query_latent_norm, layer, query_latents[0] if query_latents else y)
     [q] = heads(source, query)
     k, v = heads(norm(kind.kv_latent_norm, layer, kv_latent), key, value)
-    positions = attention_kernels.own_positions(runtime.plan.batch.length, runtime.ways)
+    positions = attention_kernels.own_positions(runtime.training.batch.length, runtime.ways)
     # Only a part of each head turns; all heads of keys share theirs.
     shared = rotate(kind.rotary, all_gather(turning_key, TENSOR, 1)[:, :, None], positions)
     k = jnp.concatenate([k, jnp.broadcast_to(shared, (*k.shape[:-1], shared.shape[-1]))], axis=-1)

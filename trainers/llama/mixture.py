@@ -26,7 +26,7 @@ from orchestrator.values.model import MixtureOfExperts
 from orchestrator.values.plan import Plan
 from trainers.llama import collectives
 from trainers.llama.collectives import EXPERT, TENSOR, all_gather, all_reduce, line, reduce_scatter
-from trainers.llama.layers import Runtime, activate
+from trainers.llama.layers import Grouped, Runtime, activate
 from trainers.llama.parameters import Parameters, norm
 
 _Product = Callable[[jax.Array, jax.Array], jax.Array]
@@ -357,8 +357,12 @@ _collect.defvjp(
 # Grouped matmuls: rows, expert after expert, each times the weight of its expert
 
 
+def grouped_on(platform: str) -> Grouped:
+    return _grouped_on_tpu if platform == "tpu" else jax.lax.ragged_dot
+
+
 @jax.custom_vjp
-def grouped_on_tpu(rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
+def _grouped_on_tpu(rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
     """The compiler has a kernel for it and for the gradient of the rows. For the gradient of the
     weights it multiplies all rows by all experts, so that takes a kernel of Pallas.
     """
@@ -377,4 +381,4 @@ def _backward(
     return d_rows, d_weights, None
 
 
-grouped_on_tpu.defvjp(lambda *operands: (grouped_on_tpu(*operands), operands), _backward)
+_grouped_on_tpu.defvjp(lambda *operands: (_grouped_on_tpu(*operands), operands), _backward)

@@ -77,7 +77,7 @@ def batch_loss(
     runtime = with_documents(runtime, batch)
     # If the plan reduces per layer, the gradients of tables and norm are reduced each by itself.
     stacks = {stack.name for stack in runtime.network.stacks}
-    for name, spec in shardings(runtime.plan).items():
+    for name, spec in shardings(runtime.training).items():
         if name not in stacks:
             reduced = _reduced_in_backward(runtime, {name: parameters[name]}, {name: spec})
             parameters = {**parameters, **reduced}
@@ -112,7 +112,7 @@ def with_documents(runtime: Runtime, batch: dict[str, jax.Array]) -> Runtime:
 
 def head_loss(runtime: Runtime, parameters: Parameters, x: jax.Array, targets: jax.Array) -> Loss:
     """This chip's share of the loss of the stream after the last block [b, S/(s Y), D]."""
-    network, plan = runtime.network, runtime.plan
+    network, plan = runtime.network, runtime.training
     with line("elementwise"):
         x = norm(network.norm, parameters, x)
     x = all_gather(x, TENSOR, 1)  # [b, S/s, D]
@@ -142,7 +142,7 @@ def embed(runtime: Runtime, parameters: Parameters, words: jax.Array) -> jax.Arr
     x = lookup(table, words, runtime.on_gpu)
     if runtime.network.positions is not None:
         learned = runtime.gather_matrix(parameters["positions"], 1)  # [P/Y, D]
-        places = attention_kernels.own_positions(runtime.plan.batch.length, runtime.ways)
+        places = attention_kernels.own_positions(runtime.training.batch.length, runtime.ways)
         x = x + lookup(learned, jnp.broadcast_to(places, words.shape), runtime.on_gpu)
     x = over_stages(reduce_scatter(x, TENSOR, 1))  # [b, S/(s Y), D]
     if runtime.network.embedding_scale != 1:
@@ -166,7 +166,7 @@ def pattern_of_blocks(
     # slices share weights, it recomputes a layer while the loss is computed.
     waits = len(segment.stacks) > 1 or jax.lax.axis_size(collectives.WEIGHTS_OVER_DCN) > 1
     # Which tensors of a block stay for its backward pass, in HBM or on the host.
-    remat = rematerialization.policy(runtime.plan.remat)
+    remat = rematerialization.policy(runtime.training.remat)
     by_name = jax.checkpoint_policies.save_and_offload_only_these_names(
         names_which_can_be_saved=[*remat.keep],
         names_which_can_be_offloaded=[*remat.offload],
@@ -208,7 +208,7 @@ def _block(
 ) -> tuple[jax.Array, Routed | None]:
     """One transformer block. x [b, S/(s Y), D], layer: one layer's shards."""
     kind, moe, routed = stack.block, runtime.plan.model.moe, None
-    layer = _reduced_in_backward(runtime, layer, shardings(runtime.plan)[stack.name])
+    layer = _reduced_in_backward(runtime, layer, shardings(runtime.training)[stack.name])
     x = checkpoint_name(x, BLOCK_INPUT)
     added = attention(runtime, kind.attention, layer, norm(kind.attention.before, layer, x))
     x = x + norm(kind.attention.after, layer, added)
@@ -226,7 +226,7 @@ def _block(
 
 def _reduced_in_backward(runtime: Runtime, parameters: Parameters, specs: Parameters) -> Parameters:
     """The parameters. If the plan reduces per layer, the backward pass reduces their gradients."""
-    if runtime.plan.gradient_reduction != "per_layer":
+    if runtime.training.gradient_reduction != "per_layer":
         return parameters
     wire = DTYPES[runtime.plan.precision.gradients]
     leaves = [parameters[name] for name in specs]

@@ -310,7 +310,7 @@ class _Passes:
         ]
         pull.args_res[-1], pull.opaque_residuals = jax.tree.unflatten(tree, both)
         # The gradients of nothing are zero. Those of the routers' penalties are of their mean.
-        share = jnp.float32(1 / self.runtime.plan.batch.tokens)
+        share = jnp.float32(1 / self.runtime.training.batch.tokens)
         d_blocks, d_x = pull(tuple(jnp.where(turn.is_busy, d, 0) for d in (gradient, share)))
         blocks = self._added(state.sums.blocks, d_blocks, turn.chunk)
         return state._replace(gradient=d_x, sums=state.sums._replace(blocks=blocks))
@@ -484,7 +484,7 @@ def _gathered(runtime: Runtime, weights: Parameters) -> tuple[Runtime, Parameter
     """The weights as ticks take them: whole along d_model, if the plan gathers them once, and of
     one chunk as that.
     """
-    plan = runtime.plan
+    plan = runtime.training
     assert plan.pipeline is not None
 
     def gathered(leaf: Parameter, weight: jax.Array) -> jax.Array:

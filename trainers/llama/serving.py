@@ -11,7 +11,7 @@ Position p lies at p modulo S, so a layer with a window caches no more than that
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,13 +25,12 @@ from orchestrator.network.description import Attention, LatentAttention, Mixture
 from orchestrator.network.mlp import EXPERTS
 from orchestrator.planning.layout import is_of_experts
 from orchestrator.values.model import MixtureOfExperts
-from orchestrator.values.plan import Plan
 from orchestrator.values.program import ServedProgram
 from trainers.llama import collectives, parameters
 from trainers.llama.attention_kernels import blockwise, dot
 from trainers.llama.collectives import EXPERT, MESH, TENSOR, all_reduce, line
 from trainers.llama.layers import Runtime, activate, of_heads, rotate, with_biases
-from trainers.llama.mixture import Routing, grouped_on_tpu, mixture_parts
+from trainers.llama.mixture import Routing, grouped_on, mixture_parts
 from trainers.llama.model import lookup
 from trainers.llama.parameters import DTYPES, Parameters, norm
 
@@ -52,8 +51,8 @@ class _ServingRuntime(Runtime):
 
     @property
     def program(self) -> ServedProgram:
-        """The plan: of a training's, the network asks only for what programs have too."""
-        return cast(ServedProgram, self.plan)
+        assert isinstance(self.plan, ServedProgram)
+        return self.plan
 
     @property
     def experts_apart(self) -> tuple[jax.Array, int, int]:
@@ -197,9 +196,8 @@ def served(program: ServedProgram, mesh: Mesh | AbstractMesh) -> tuple[Any, Any,
                 f" network stores {', '.join(_STORED)}; write --set serve.{key}=fp8"
             )
     mesh = collectives.with_copies(mesh, program.model.kv_heads)
-    platform = "cpu" if isinstance(mesh, AbstractMesh) else mesh.devices.flat[0].platform
-    grouped = grouped_on_tpu if platform == "tpu" else jax.lax.ragged_dot
-    runtime = _ServingRuntime(cast(Plan, program), {}, grouped, on_gpu=platform == "gpu")
+    platform = collectives.platform(mesh)
+    runtime = _ServingRuntime(program, {}, grouped_on(platform), on_gpu=platform == "gpu")
     start = partial(parameters.start, program, DTYPES[program.precision.compute])
     weights = jax.eval_shape(lambda: stored_weights(program, start(jnp.int32(0))))
     shapes = {"cache": jax.eval_shape(lambda: _empty_cache(program)), "parameters": weights}

@@ -24,7 +24,7 @@ from trainers.llama import attention_kernels, collectives, optimizer, parameters
 from trainers.llama.collectives import BATCH, MESH, SEQUENCE, all_reduce, line
 from trainers.llama.layers import Runtime
 from trainers.llama.loss import NO_WORD, Loss
-from trainers.llama.mixture import Routed, grouped_on_tpu, router_metrics
+from trainers.llama.mixture import Routed, grouped_on, router_metrics
 from trainers.llama.model import batch_loss
 from trainers.llama.parameters import DTYPES
 
@@ -106,20 +106,14 @@ def program(plan: Plan, mesh: Mesh | AbstractMesh) -> Program:
 
 
 def _runtime_of(plan: Plan, mesh: Mesh | AbstractMesh) -> Runtime:
-    compute, platform = parameters.compute_type(plan.precision), _platform(mesh)
+    compute, platform = parameters.compute_type(plan.precision), collectives.platform(mesh)
     kernels = {
         block.attention.scores: attention_kernels.attention(
             platform, compute, plan.batch.length, ways(plan.mesh, "length"), block.attention.scores
         )
         for block in decoder(plan.model).blocks
     }
-    grouped = grouped_on_tpu if platform == "tpu" else jax.lax.ragged_dot
-    return Runtime(plan, kernels, grouped, on_gpu=platform == "gpu")
-
-
-def _platform(mesh: Mesh | AbstractMesh) -> str:
-    """The platform of a mesh; one without devices is traced as a CPU's."""
-    return "cpu" if isinstance(mesh, AbstractMesh) else str(mesh.devices.flat[0].platform)
+    return Runtime(plan, kernels, grouped_on(platform), on_gpu=platform == "gpu")
 
 
 def _arrange(ways: int, separator: int | None, tokens: np.ndarray) -> dict[str, np.ndarray]:
@@ -148,7 +142,7 @@ def _train_step(
     runtime: Runtime, state: dict[str, _Tree], batch: _Batch, rate: jax.Array
 ) -> tuple[dict[str, _Tree], dict[str, jax.Array]]:
     """The step of one chip, with its shards of state and batch [rows, S/s]."""
-    plan = runtime.plan
+    plan = runtime.training
     # Tokens of the whole batch that are predicted: all, except the first of a document.
     tokens: jax.Array | int = plan.batch.tokens
     if plan.data.separator is not None:
@@ -180,7 +174,7 @@ def _train_step(
 def _evaluate(runtime: Runtime, state: dict[str, _Tree], batch: _Batch) -> dict[str, jax.Array]:
     """Return the cross-entropy of a batch, summed over its predicted tokens, and their number."""
     # Microbatches follow one another as in a step; nothing stays for a backward pass.
-    cut = _microbatches(runtime.plan, batch)
+    cut = _microbatches(runtime.training, batch)
 
     def step(total: jax.Array, micro: _Batch) -> tuple[jax.Array, None]:
         loss, _ = batch_loss(runtime, state["parameters"], micro)
@@ -208,17 +202,17 @@ def _accumulate_gradients(
         loss, routed = batch_loss(runtime, weights, micro)
         mean = loss.objective / tokens
         if routed is not None:
-            mean += routed.penalty.sum() / runtime.plan.batch.tokens
+            mean += routed.penalty.sum() / runtime.training.batch.tokens
         return mean, (loss, routed)
 
     def differentiate(micro: _Batch) -> tuple[_Sums, _Tree]:
         (_, sums), gradients = jax.value_and_grad(mean_loss, has_aux=True)(weights, micro)
         return sums, jax.tree.map(lambda g: g.astype(jnp.float32), gradients)
 
-    cut = _microbatches(runtime.plan, batch)
+    cut = _microbatches(runtime.training, batch)
     if runtime.plan.pipeline is not None:
         return pipeline.loss_and_gradients(runtime, weights, cut, tokens)
-    if runtime.plan.batch.microbatches == 1:
+    if runtime.training.batch.microbatches == 1:
         return differentiate(batch)
 
     def step(total: _Tree, micro: _Batch) -> tuple[_Tree, None]:
