@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax._src import cache_key
 
 from orchestrator.errors import OrchError, ProgramFailed, SpecError
 from orchestrator.processes import COMPILED, deepen_compiler_stacks
@@ -24,6 +23,7 @@ from trainers.checkpoint.checkpoints import Checkpoints, SaveLog, newest_step
 from trainers.contract import Program, build, load, place
 from trainers.data import batches as sources
 from trainers.huggingface.read import new_state
+from trainers.jax_private_api import key_programs_by
 from trainers.meter import Evaluator, Meter, StepTraces
 from trainers.multihost import StopVote, barrier, listen_on_node_address
 from trainers.own_times import OwnTimes
@@ -232,20 +232,15 @@ def share_compiled_programs() -> None:
     before the first. JAX keys CPU programs by process; here the machine stands for it.
     """
     folder = os.environ.get(COMPILED)
-    if not folder or not hasattr(cache_key, "_hash_accelerator_config"):
+    if not folder:
         return
-
-    def hash_machine(hashed: Any, _: Any) -> None:
-        # What this machine's processor can do: a program holds instructions that another may lack.
-        information = Path("/proc/cpuinfo")
-        lines = information.read_text().splitlines() if information.exists() else []
-        known = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
-        hashed.update(
-            "\n".join((platform.machine(), platform.processor(), *sorted(known))).encode()
-        )
-
-    # JAX has no public way to say it.
-    cache_key._hash_accelerator_config = hash_machine  # type: ignore[assignment]
+    # What this machine's processor can do: a program holds instructions that another may lack.
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text().splitlines() if information.exists() else []
+    known = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
+    machine = "\n".join((platform.machine(), platform.processor(), *sorted(known)))
+    if not key_programs_by(machine.encode()):
+        return
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_compilation_cache_max_size", _MOST_BYTES)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

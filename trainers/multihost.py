@@ -1,19 +1,17 @@
 """What the processes of a run do together: meet, tell one another a message, vote to stop."""
 
-import functools
 import os
 import time
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
-from jax._src import lib as jax_lib
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from orbax.checkpoint import multihost
 
 from orchestrator.processes import NODE_ADDRESS
+from trainers.jax_private_api import listen_on
 
 _MESSAGE_BYTES = 256
 
@@ -21,9 +19,7 @@ _MESSAGE_BYTES = 256
 def listen_on_node_address() -> None:
     """Let gloo listen on this node's address only. Call this before JAX makes its devices."""
     if address := os.environ.get(NODE_ADDRESS):
-        jaxlib: Any = jax_lib._jax  # type: ignore[attr-defined]  # JAX has no public way to say it
-        make = functools.partial(jaxlib.make_gloo_tcp_collectives, hostname=address)
-        jaxlib.make_gloo_tcp_collectives = make
+        listen_on(address)
 
 
 def join_processes() -> None:
@@ -65,9 +61,7 @@ class StopVote:
             devices = Mesh(np.array(jax.devices()), ("devices",))
             each, count = NamedSharding(devices, PartitionSpec("devices")), devices.size
             self._votes = {
-                vote: jax.make_array_from_callback(
-                    (count,), each, functools.partial(_shard, np.full(count, vote))
-                )
+                vote: jax.make_array_from_callback((count,), each, np.full(count, vote).__getitem__)
                 for vote in (False, True)
             }
             replicated = NamedSharding(devices, PartitionSpec())
@@ -87,8 +81,3 @@ class StopVote:
     def _sum(self, vote: bool) -> jax.Array:
         result: jax.Array = self._any(self._votes[vote])
         return result
-
-
-def _shard(whole: np.ndarray, index: Any) -> np.ndarray:
-    part: np.ndarray = whole[index]
-    return part

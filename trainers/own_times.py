@@ -9,15 +9,14 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from statistics import median
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import distributed
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orchestrator.values.slowdowns import HostTimes
+from trainers.jax_private_api import process_messages
 
 EVERY = 3  # steps between gathers
 _READ_LATER = 1  # steps after a gather: by then all have told theirs
@@ -83,7 +82,7 @@ class OwnTimes(AbstractContextManager["OwnTimes"]):
         """Sum up by how much short sleeps are late: the process was stopped, or had no core. In
         between, tell the others of this process, and learn of theirs.
         """
-        service: Any = distributed.global_state.client
+        service = process_messages()
         while True:
             before = _clock()
             if self._closing.wait(_TICK_S):

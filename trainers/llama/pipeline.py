@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters.partial_eval import dce_jaxpr
 
 from orchestrator.errors import SpecError
 from orchestrator.network.decoder import decoder
@@ -26,6 +25,7 @@ from orchestrator.network.description import Stack
 from orchestrator.network.mesh_axes import GATHERED_AXES, GATHERED_OF_EXPERTS, PIPELINE
 from orchestrator.network.rematerialization import policy
 from orchestrator.values.plan import Plan, PlannedPipeline
+from trainers.jax_private_api import needs, replace_residuals, residuals
 from trainers.llama import collectives
 from trainers.llama.layers import Runtime
 from trainers.llama.loss import Loss
@@ -303,12 +303,9 @@ class _Passes:
     def _with_backward_pass(self, state: _State, turn: _Turn, gradient: jax.Array) -> _State:
         # Only how to pull back is taken from this forward pass, so the compiler leaves it out.
         _, pull, _, _ = self._differentiated(jnp.zeros_like(gradient), turn.chunk, turn.microbatch)
-        needed, tree = jax.tree.flatten((pull.args_res[-1], pull.opaque_residuals))
         kept = iter(_at(state.kept, turn.slot))
-        both = [
-            next(kept) if is_kept else own for is_kept, own in zip(self.varies, needed, strict=True)
-        ]
-        pull.args_res[-1], pull.opaque_residuals = jax.tree.unflatten(tree, both)
+        needed = zip(self.varies, residuals(pull), strict=True)
+        replace_residuals(pull, [next(kept) if is_kept else own for is_kept, own in needed])
         # The gradients of nothing are zero. Those of the routers' penalties are of their mean.
         share = jnp.float32(1 / self.runtime.training.batch.tokens)
         d_blocks, d_x = pull(tuple(jnp.where(turn.is_busy, d, 0) for d in (gradient, share)))
@@ -322,16 +319,11 @@ class _Passes:
         routers say.
         """
         run = partial(self._run_chunk, chunk=chunk, microbatch=microbatch)
-        pull: Any  # has what it keeps: arguments, and what else it needs
         (y, _), pull, routed = jax.vjp(run, self._chunk, x, has_aux=True)
-        needed = jax.tree.leaves((pull.args_res[-1], pull.opaque_residuals))
+        needed = residuals(pull)
         varies = self.varies or (True,) * len(needed)
-        return (
-            y,
-            pull,
-            [own for own, is_kept in zip(needed, varies, strict=True) if is_kept],
-            routed,
-        )
+        kept = [own for own, is_kept in zip(needed, varies, strict=True) if is_kept]
+        return y, pull, kept, routed
 
     def varying(self) -> tuple[bool, ...]:
         """Whether an array that a backward pass needs depends on the pass; masks do not."""
@@ -341,8 +333,7 @@ class _Passes:
 
         x = jax.eval_shape(lambda: self._look_up(self.tables, 0))
         jaxpr = jax.make_jaxpr(needed)(x, jnp.int32(0), jnp.int32(0)).jaxpr
-        outputs = range(len(jaxpr.outvars))
-        return tuple(any(dce_jaxpr(jaxpr, [at == n for at in outputs])[1]) for n in outputs)
+        return tuple(needs(jaxpr, n) for n in range(len(jaxpr.outvars)))
 
     def _added(self, totals: Any, parts: Any, chunk: jax.Array) -> Any:
         def add(total: jax.Array, part: jax.Array) -> jax.Array:
