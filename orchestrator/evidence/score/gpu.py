@@ -33,7 +33,7 @@ from orchestrator.evidence.score.samples import (
     Summary,
     step_figures,
     summary,
-    weighted_quantile,
+    unseen_spread,
 )
 from orchestrator.planning.gpu_expected import GpuWork, interval, step_parts
 from orchestrator.planning.torus import Floats
@@ -233,7 +233,6 @@ def _solve(
 
 # --- how far runs stray that the constants never saw, and the score
 
-_INTERVAL_SHARE = 0.8
 _UNSEEN_SPREAD = log(1.4)  # where no document is left to compare with
 Key = Callable[[GpuRun], str]
 by_document: Key = attrgetter("document")
@@ -322,21 +321,13 @@ _SPREADS = (*_PRICED, *(f"new {name}" for name in _PRICED))
 
 
 def _spreads(known: list[_Stray], new: list[_Stray]) -> dict[str, float]:
-    """Return the factors within which 80 % of jobs lie that were predicted from other keys, as
-    logarithms. The next run has one more key, which n keys cover to (n + 1) / n.
-    """
+    """Return the spreads by what was priced, and of that on new software."""
     found = {}
     for prefix, strays in (("", known), ("new ", new)):
         for name in _PRICED:
             own = [stray for stray in strays if stray[1] == name] or strays
-            if not own:
-                found[f"{prefix}{name}"] = _UNSEEN_SPREAD
-                continue
-            keys = len({key for key, *_ in own})
-            # Few keys have a hundred rows: the worst of all is not to be the interval of the next.
-            share = min(_INTERVAL_SHARE * (1 + 1 / keys), 0.95)
-            weighted = [(stray, weight) for _, _, stray, weight in own]
-            found[f"{prefix}{name}"] = weighted_quantile(weighted, share)
+            plain = [(key, stray, weight) for key, _, stray, weight in own]
+            found[f"{prefix}{name}"] = unseen_spread(plain, 0.95) if own else _UNSEEN_SPREAD
     # Software without runs strays at least as far as that with some.
     return found | {f"new {name}": max(found[name], found[f"new {name}"]) for name in _PRICED}
 

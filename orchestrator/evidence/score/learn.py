@@ -25,7 +25,7 @@ from orchestrator.catalog.published import (
     chip_kind,
     range_kind,
 )
-from orchestrator.evidence.score.samples import IN_PIECES, Sample, flash_cost, weighted_quantile
+from orchestrator.evidence.score.samples import IN_PIECES, Sample, Stray, flash_cost, unseen_spread
 from orchestrator.planning.expected import AXES, skew_share
 from orchestrator.planning.step_work import FORWARD_AND_BACKWARD
 from orchestrator.planning.torus import Floats
@@ -289,7 +289,6 @@ def _robust_least_squares(
 
 
 _TINY = 1e-9
-_INTERVAL_SHARE = 0.80
 _UNKNOWN_SPREAD = log(2)  # if no other document is there to compare with
 
 Key = Callable[[Sample], str]
@@ -360,7 +359,7 @@ def _learn_dense(samples: list[Sample], key: Key) -> _Constants:
             _FITTED[rows] = _fit(train)
         without.append(_FITTED[rows])
     constants = replace(constants, unsure=_jackknife(constants, without, tuple(constants.shared)))
-    strays: dict[bool, list[_Stray]] = {True: [], False: []}
+    strays: dict[bool, list[Stray]] = {True: [], False: []}
     for fitted, (name, _, test) in zip(without, folds, strict=True):
         for sample in test:
             strays[_is_reference(sample)].append(
@@ -438,9 +437,6 @@ def _jackknife(
     return unsure
 
 
-_Stray = tuple[str, float, float]  # the key of a row, how far it strays, and its weight
-
-
 def _stray(sample: Sample, fitted: _Constants, constants: _Constants) -> float:
     """Return the log of a factor, beyond constants' uncertainty, that reaches the measured step."""
     chip, compute = sample.run.chip, sample.run.compute
@@ -450,17 +446,11 @@ def _stray(sample: Sample, fitted: _Constants, constants: _Constants) -> float:
     return log1p(sqrt(max(beyond**2 - of_constants**2, 0.0)))
 
 
-def _spread(strays: list[_Stray]) -> float:
-    """Return the factor within which 80 % of runs predicted from other keys lie, as a log. Keys
-    weigh alike, whatever the number of their rows: a table of one model on more and more slices is
-    one experience. The next run has one more key, which n keys cover to (n + 1) / n.
+def _spread(strays: list[Stray]) -> float:
+    """Return `unseen_spread`. Keys weigh alike, whatever the number of their rows: a table of one
+    model on more and more slices is one experience.
     """
-    if not strays:
-        return 0.0
-    keys = len({key for key, _, _ in strays})
-    # With few keys the worst row is the interval, as keys have few rows, near each other.
-    share = min(_INTERVAL_SHARE * (1 + 1 / keys), 1.0)
-    return weighted_quantile([(left, weight) for _, left, weight in strays], share)
+    return unseen_spread(strays) if strays else 0.0
 
 
 def baseline(samples: list[Sample]) -> Callable[[Sample], float]:

@@ -247,11 +247,23 @@ class Summary(Value):
     baseline_p90_abs_error: float | None
 
 
+Stray = tuple[str, float, float]  # the key of a row, how far it strays as a log, and its weight
+
+
 def weighted_quantile(weighted: list[tuple[float, float]], share: float) -> float:
     """Return the value below which that share of the weight lies, between the two next to it."""
     figures, weights = np.array(sorted(weighted)).T
     middles = (np.cumsum(weights) - weights / 2) / weights.sum()
     return float(np.interp(share, middles, figures))
+
+
+def unseen_spread(strays: list[Stray], most: float = 1.0) -> float:
+    """Return the factor within which 80 % of runs lie that were predicted from other keys, as a
+    log. The next run has one more key, which n keys cover to (n + 1) / n, or to `most` where few
+    keys have so many rows that the worst is not to be the interval.
+    """
+    share = 0.8 * (1 + 1 / len({key for key, _, _ in strays}))
+    return weighted_quantile([(left, weight) for _, left, weight in strays], min(share, most))
 
 
 def summary(rows: Sequence[ScoredStep], skipped: int, weights: Floats | None = None) -> Summary:
@@ -263,9 +275,7 @@ def summary(rows: Sequence[ScoredStep], skipped: int, weights: Floats | None = N
     def quantile(values: Floats, share: float) -> float | None:
         if weights is None:
             return float(np.quantile(values, share)) if len(rows) else None
-        order = np.argsort(values)
-        middles = (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum()
-        return float(np.interp(share, middles, values[order]))
+        return weighted_quantile(list(zip(values, weights, strict=True)), share)
 
     def mean(values: Floats) -> float | None:
         return float(np.average(values, weights=weights)) if len(rows) else None
