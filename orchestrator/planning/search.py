@@ -374,86 +374,105 @@ def multiple_of(request: SearchRequest, sizes: Sizes) -> Ints:
     return np.asarray(ways(_slice_sizes(request) | sizes, "batch") * microbatches)
 
 
+class _Columns:
+    """What a search prices: a column for each mesh with its batch, each number of microbatches and
+    each way to run a pipeline. Those of one `cell` differ in microbatches alone, ascending. Rows
+    are placements on the torus: memory depends on none, so what fits is found once for all rows of
+    a mesh and a batch, their `key`.
+    """
+
+    def __init__(self, request: SearchRequest, factors: Ints, meshes: Ints) -> None:
+        self.request, self.factors, self.meshes = request, factors, meshes
+        self.policies = searched_policies(request.chip, request.experiment)
+        self.treated = policy_array(self.policies, request.experiment.model)
+        self.keys, key_of_row = np.unique(meshes, axis=0, return_inverse=True)
+        self.key_of_row, sizes = key_of_row.reshape(-1), sizes_by_name(self.keys[:, :-1])
+        key, microbatches = splits(request, self.keys[:, -1], ways(sizes, "batch"))
+        place, self.chunks, self.once = _ways_of_pipeline(request, sizes, key, microbatches)
+        self.key, self.microbatches = key[place], microbatches[place]
+        # Ways to run a pipeline do not compare as numbers of microbatches do.
+        is_cut = (ways(sizes, "layers") > 1)[self.key]
+        self.cell = np.cumsum(np.diff(self.key, prepend=-1).astype(bool) | is_cut) - 1
+        self.first = np.flatnonzero(np.diff(self.cell, prepend=-1))
+
+    def layout(self, columns: Any, remat: rematerialization.Treatments, links: Links) -> Training:
+        of_column = self.keys[self.key[columns]]
+        return make_layout(
+            self.request, sizes_by_name(of_column[:, :-1]), of_column[:, -1],
+            self.microbatches[columns], remat, links, self.chunks[columns], self.once[columns],
+        )  # fmt: skip
+
+    def fastest(self, columns: Any, margin: float) -> tuple[Ways, LeastMemory]:
+        layout = self.layout(columns, self.treated[:, None], NO_LINKS)
+        return fastest_ways(layout, self.cell[columns], margin)
+
+    def priced(self, found: Sequence[Ways]) -> Candidates:
+        """Return the rows of these ways with what each costs."""
+        way_cell, remat, passes = map(np.concatenate, zip(*found, strict=True))
+        row, way = matching(self.key_of_row, self.key[self.first[way_cell]])
+        place = self.first[way_cell][way]
+        links = rows_of_links(find_links(self.request.torus, self.factors), row)
+        layout = make_layout(
+            self.request, sizes_by_name(self.meshes[row, :-1]), self.meshes[row, -1], passes[way],
+            self.treated[remat[way]], links, self.chunks[place], self.once[place],
+        )  # fmt: skip
+        return Candidates(
+            self.factors[row], layout.sequences, layout.microbatches, remat[way],
+            cost_s_per_token(layout), self.meshes[row, len(ICI_AXES) : -1], self.chunks[place],
+            self.once[place], self.policies,
+        )  # fmt: skip
+
+
 def _price(
     request: SearchRequest, factors: Ints, meshes: Ints, margin: float
 ) -> tuple[Candidates, LeastMemory]:
     """Price each row under the policies, and with the microbatches, that may be its fastest. A row
     of `meshes` has the sizes of all axes and the batch.
     """
-    policies = searched_policies(request.chip, request.experiment)
-    treated = policy_array(policies, request.experiment.model)
-    # Memory depends on no link: what fits is found once for each mesh and batch, the keys.
-    keys, key_of_row = np.unique(meshes, axis=0, return_inverse=True)
-    key_of_row, sizes = key_of_row.reshape(-1), sizes_by_name(keys[:, :-1])
-    key, microbatches = splits(request, keys[:, -1], ways(sizes, "batch"))
-    # Ways to run a pipeline do not compare as numbers of microbatches do: each is a key of its own.
-    place, chunks, once = _ways_of_pipeline(request, sizes, key, microbatches)
-    key, microbatches = key[place], microbatches[place]
-    is_cut = (ways(sizes, "layers") > 1)[key]
-    cell = np.cumsum(np.diff(key, prepend=-1).astype(bool) | is_cut) - 1
-    first = np.flatnonzero(np.diff(cell, prepend=-1))
+    columns = _Columns(request, factors, meshes)
+    if request.torus.switched and request.pods > 1:
+        return _priced_near(columns, margin)
+    # Priced in parts of about a size, all columns of a key in the same part.
+    cell = columns.cell
+    starts = np.searchsorted(cell, cell[:: max(_CELLS // len(columns.policies), 1)]).tolist()
+    ends = pairwise(sorted({*starts, len(cell)}))
+    parts = [slice(*pair) for pair in ends] or [slice(0, 0)]
+    found, least = zip(*(columns.fastest(part, margin) for part in parts), strict=True)
+    least_hbm, least_host = map(min, zip(*least, strict=True))
+    return columns.priced(found), (least_hbm, least_host)
 
-    def layout_of(columns: Any, remat: rematerialization.Treatments, links: Links) -> Training:
-        of_column = keys[key[columns]]
-        return make_layout(
-            request, sizes_by_name(of_column[:, :-1]), of_column[:, -1], microbatches[columns],
-            remat, links, chunks[columns], once[columns],
-        )  # fmt: skip
 
-    def fastest(columns: Any) -> tuple[Ways, LeastMemory]:
-        layout = layout_of(columns, treated[:, None], NO_LINKS)
-        return fastest_ways(layout, cell[columns], margin)
-
-    def priced(found: Sequence[Ways]) -> Candidates:
-        way_cell, remat, passes = map(np.concatenate, zip(*found, strict=True))
-        row, way = matching(key_of_row, key[first[way_cell]])
-        place = first[way_cell][way]
-        links = rows_of_links(find_links(request.torus, factors), row)
-        layout = make_layout(
-            request, sizes_by_name(meshes[row, :-1]), meshes[row, -1], passes[way],
-            treated[remat[way]], links, chunks[place], once[place],
-        )  # fmt: skip
-        return Candidates(
-            factors[row], layout.sequences, layout.microbatches, remat[way],
-            cost_s_per_token(layout), meshes[row, len(ICI_AXES) : -1], chunks[place], once[place],
-            policies,
-        )  # fmt: skip
-
-    if not request.torus.switched or request.pods == 1:
-        # Columns are priced in parts of about a size, all columns of a key in the same part.
-        starts = np.searchsorted(cell, cell[:: max(_CELLS // len(policies), 1)]).tolist()
-        ends = pairwise(sorted({*starts, len(cell)}))
-        parts = [slice(*pair) for pair in ends] or [slice(0, 0)]
-        found, least = zip(*map(fastest, parts), strict=True)
-        least_hbm, least_host = map(min, zip(*least, strict=True))
-        return priced(found), (least_hbm, least_host)
-    # Over many nodes there are too many ways for all policies. None is faster than without what a
-    # policy costs: in the order of that bound, ways are priced until none is near the best. In a
-    # switched domain a mesh has one placement.
-    row_of_key = np.unique(key_of_row, return_index=True)[1]
-    links, usable = find_links(request.torus, factors[row_of_key]), request.chip.hbm_usable_bytes
+def _priced_near(columns: _Columns, margin: float) -> tuple[Candidates, LeastMemory]:
+    """Price what may be near the best: over many nodes there are too many ways for all policies.
+    None is faster than without what a policy costs: in the order of that bound, ways are priced
+    until none is near the best.
+    """
+    # In a switched domain a mesh has one placement.
+    row_of_key = np.unique(columns.key_of_row, return_index=True)[1]
+    links = find_links(columns.request.torus, columns.factors[row_of_key])
+    room = columns.request.chip.hbm_usable_bytes.value * (1 - margin)
+    key, cell = columns.key, columns.cell
     bounds, peaks = np.full(cell[-1:].sum() + 1, np.inf), np.full(len(key), np.inf)
     for begin in range(0, len(key), _COLUMNS_AT_ONCE):
         part = np.arange(begin, min(begin + _COLUMNS_AT_ONCE, len(key)))
-        peaks[part] = peak_bytes(layout_of(part, FreePolicy(), NO_LINKS))
-        part = part[peaks[part] <= usable.value * (1 - margin)]
-        free = layout_of(part, FreePolicy(), rows_of_links(links, key[part]))
+        peaks[part] = peak_bytes(columns.layout(part, FreePolicy(), NO_LINKS))
+        part = part[peaks[part] <= room]
+        free = columns.layout(part, FreePolicy(), rows_of_links(links, key[part]))
         np.minimum.at(bounds, cell[part], cost_s_per_token(free))
     order, best, least_hbm, least_host = np.argsort(bounds, kind="stable"), np.inf, np.inf, np.inf
-    joined = [priced([fastest(slice(0, 0))[0]])]
+    joined = [columns.priced([columns.fastest(slice(0, 0), margin)[0]])]
     for begin, end in pairwise([0, *np.cumsum(_ROUNDS).tolist()]):
-        near = [one for one in order[begin:end] if bounds[one] <= _REACH * best]
-        near = [one for one in near if bounds[one] < np.inf]
-        columns = np.flatnonzero(np.isin(cell, near))
-        if not len(columns):
+        of_round = order[begin:end]
+        near = of_round[(bounds[of_round] <= _REACH * best) & (bounds[of_round] < np.inf)]
+        chosen = np.flatnonzero(np.isin(cell, near))
+        if not len(chosen):
             break
-        own, memory = fastest(columns)
-        joined.append(priced([own]))
+        own, memory = columns.fastest(chosen, margin)
+        joined.append(columns.priced([own]))
         best = joined[-1].cost_s_per_token.min(initial=best)
         least_hbm, least_host = min(least_hbm, memory[0]), min(least_host, memory[1])
     # What was not priced needs more than there is even without what a policy takes.
-    beyond = peaks[peaks > usable.value * (1 - margin)]
-    least_hbm = min(least_hbm, float(beyond.min(initial=np.inf)))
+    least_hbm = min(least_hbm, float(peaks[peaks > room].min(initial=np.inf)))
     return Candidates.join(joined), (least_hbm, least_host)
 
 
