@@ -190,6 +190,20 @@ def test_the_archive_follows_no_link(
     assert b"canary" not in archive
 
 
+def test_the_archive_has_what_pages_are_made_of(checkout: Path) -> None:
+    """A checkout has a link to them, a wheel a folder; neither changes which code it is."""
+    code = provenance.versions()["code"]
+    (checkout / "dashboards").mkdir()
+    (checkout / "dashboards" / "run.html").write_text("<p>")
+    link = checkout / "orchestrator" / "dashboards"
+    link.symlink_to("../dashboards")
+    assert "orchestrator/dashboards/run.html" in names_of(provenance.archive())
+    link.unlink()
+    (checkout / "dashboards").rename(link)
+    assert "orchestrator/dashboards/run.html" in names_of(provenance.archive())
+    assert provenance.versions()["code"] == code
+
+
 def test_an_archive_that_is_too_large_is_refused(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,9 @@ _PACKAGES = ("orchestrator", "trainers")
 _DISTRIBUTIONS = ("jax", "jaxlib", "libtpu", "ray")
 _CODE = "code"
 _NO_CODE = (".pyc", ".pyo", ".md")
+# Files that pages are made of, and specs to begin with: folders here, links in a checkout. They
+# decide nothing of a run.
+_PAGES, _EXAMPLES = Path("orchestrator/dashboards"), Path("orchestrator/examples")
 _GIT_LIMIT_S = 60
 _MOST_CODE_BYTES, _MOST_DIFF_BYTES = 64 << 20, 4 << 20
 _SHORT = 12
@@ -58,7 +61,8 @@ def check_versions(submitted: Mapping[str, str]) -> None:
 def _code_files() -> list[Path]:
     """The project's files that decide what runs, relative to its root, in order."""
     paths = [path for name in _PACKAGES for path in _files_below(_PROJECT / name)]
-    code = [path.relative_to(_PROJECT) for path in paths if path.suffix not in _NO_CODE]
+    own = [path.relative_to(_PROJECT) for path in paths if path.suffix not in _NO_CODE]
+    code = [path for path in own if {_PAGES, _EXAMPLES}.isdisjoint(path.parents)]
     # Those that git tracks or would add; all of them outside a checkout.
     listed = _git("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *_PACKAGES)
     names = set((listed or b"").decode(errors="surrogateescape").split("\0")) - {""}
@@ -88,8 +92,11 @@ class TooMuchCode(OrchError):
 
 
 def archive() -> bytes:
-    """The code and the lock as a zip file that travels to a cluster."""
-    paths = [*_code_files(), *_lock_files()]
+    """The code, the lock and what pages are made of, as a zip file that travels to a cluster."""
+    folder = (_PROJECT / _PAGES).resolve()
+    is_own = folder.is_relative_to(_PROJECT.resolve())
+    pages = [_PAGES / path.name for path in _files_below(folder) if is_own]
+    paths = [*_code_files(), *_lock_files(), *sorted(pages)]
     sizes = {path: (_PROJECT / path).lstat().st_size for path in paths}
     if sum(sizes.values()) > _MOST_CODE_BYTES:
         largest = max(paths, key=sizes.__getitem__)
