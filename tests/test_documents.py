@@ -1,5 +1,6 @@
 """The README and the docs: their commands run, their screens and specs are real."""
 
+import importlib
 import os
 import re
 import shlex
@@ -171,6 +172,20 @@ def test_commands_are_in_console_blocks(document: Path) -> None:
     """No other block shows commands, because nothing would run them."""
     languages = re.findall(r"(?m)^```(\w+)", document.read_text(encoding="utf-8"))
     assert set(languages) & {"bash", "sh", "shell", "zsh"} == set()
+
+
+def test_what_python_examples_import_exists() -> None:
+    """Of this project: Optuna, for one, need not be installed."""
+    found = set()
+    for document in DOCUMENTS:
+        text = document.read_text(encoding="utf-8")
+        blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        own = r"^from ((?:orchestrator|trainers)\S*) import (.+)$"
+        found |= set(re.findall(own, "\n".join(blocks), re.MULTILINE))
+    assert found
+    for module, names in found:
+        for name in names.split(","):
+            assert hasattr(importlib.import_module(module), name.split(" as ")[0].strip()), module
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

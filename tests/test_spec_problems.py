@@ -1,5 +1,6 @@
 """Specs: the problems of bad files, as golden texts, and that the hints are right."""
 
+import json
 import re
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from orchestrator.reading.schema import homes
 from orchestrator.values.spec import TensorTreatments
 from tests.conftest import HoldGolden
 from tests.spec_texts import MINIMAL, load_text, problems_of, write
+from tests.test_spec_huggingface import LLAMA
+from tests.test_token_sets import counting_set
 
 FOLDER = Path(__file__).parent / "specs_bad"
 BAD = sorted(FOLDER.glob("*.yaml"))
@@ -84,6 +87,28 @@ def test_a_separator_is_a_token_of_the_vocabulary(tmp_path: Path) -> None:
     [problem] = problems_of(path, "experiment.data.separator=128256")
     assert (problem.code, problem.key) == ("no-such-token", "experiment.data.separator")
     assert reading.load(path, ("experiment.data.separator=128255",)).experiment.data.separator
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    [problem] = problems_of(
+        path, "experiment.model={huggingface: config.json}", "experiment.data.separator=128256"
+    )
+    assert problem.code == "no-such-token"
+
+
+def test_a_held_out_set_has_the_sequences_of_an_evaluation(tmp_path: Path) -> None:
+    """It would be refused by the hosts that train, in a queue's time."""
+    path = write(tmp_path, MINIMAL)
+    manifest = counting_set(tmp_path, 100_000)
+    data = f"experiment.data={{kind: tokens, path: {manifest}}}"
+    length = reading.load(path).experiment.batch.length
+    most = 99_999 // length
+    for sequences in (most, most + 1):
+        evaluation = f"run.evaluation={{every: 5, sequences: {sequences}, path: {manifest}}}"
+        if sequences > most:
+            [problem] = problems_of(path, data, evaluation)
+            assert (problem.code, problem.key) == ("few-held-out", "run.evaluation.sequences")
+            assert str(most) in problem.message
+        else:
+            assert reading.load(path, (data, evaluation)).run.evaluation
 
 
 @pytest.mark.parametrize("gated", [True, False])

@@ -24,9 +24,13 @@ _DIE_AXIS = "d"  # the devices of one chip
 
 def mesh_of(plan: AnyPlan, devices: Sequence[jax.Device]) -> Mesh:
     """Return the devices as an array with one dimension for each of AXES."""
+    platform = devices[0].platform
     if len(devices) != plan.devices:
-        raise SpecError(f"the plan is for {plan.devices} devices, here are {len(devices)}")
-    lay = _by_coordinates if devices[0].platform == "tpu" else _by_order
+        seen = f"here are {len(devices)} of platform {platform}"
+        if platform == "cpu":  # JAX takes it where the plug-in of a chip is missing or fails
+            seen += f"; hosts with {plan.chip} lack JAX's plug-in for it, or it fails"
+        raise SpecError(f"the plan is for {plan.devices} devices, {seen}")
+    lay = _by_coordinates if platform == "tpu" else _by_order
     return Mesh(lay(plan, devices), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 

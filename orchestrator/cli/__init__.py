@@ -13,7 +13,7 @@ from orchestrator import storage
 from orchestrator.errors import Interrupted, OrchError, UnknownRun, Usage
 from orchestrator.run.progress import RUNS
 from orchestrator.show.terminal import echo, report_output, report_unwritable
-from orchestrator.storage.addresses import reserved_name
+from orchestrator.storage.addresses import address, reserved_name
 from orchestrator.values.spec import Spec
 
 # The commands by what they are about, in the order in which they are used.
@@ -166,7 +166,7 @@ class _StorageFolder(click.Path):
         super().__init__(path_type=Path, file_okay=False)
 
     def convert(self, value: Any, parameter: Any, context: Any) -> Any:
-        if isinstance(value, str) and storage.is_address(value):
+        if isinstance(value, str) and "://" in value:
             if name := reserved_name(value):
                 self.fail(f"{value}: no runs can be in a folder called {name}", parameter, context)
             return storage.folder(value)
@@ -204,7 +204,7 @@ def or_newest(run: str | None, storage: Path, states: Collection[str] = ()) -> s
         return run
     found = orch_api.runs(storage)
     if not found:
-        raise UnknownRun("run", "", [], storage)
+        raise UnknownRun("run", "", [], address(storage))
     chosen = next((entry for entry in found if entry.state in states), found[0])
     which = "newest run that goes on" if chosen.state in states else "newest run"
     echo(f"{which}: {chosen.run}", err=True)

@@ -149,7 +149,10 @@ def _after_problems(error: SpecProblems) -> str:
     if first.code == "unreadable":
         if is_run(RUNS / first.file):
             return f"orch status {first.file}"
-        return f"orch init {first.file}{'' if Path(first.file).suffix else '.yaml'}"
+        command, *words = sys.argv[1:]
+        if command in ("plan", "submit") and words[:1] == [first.file]:
+            return f"orch init {first.file}{'' if Path(first.file).suffix else '.yaml'}"
+        return f"orch {command} --help"
     if len(error.problems) == 1 and (corrected := _corrected_override(first)):
         return as_typed(changed=corrected)
     meant = first.suggestion.value if first.suggestion and first.code == "unknown-key" else ""

@@ -31,11 +31,9 @@ def runs_command(storage: Path, as_json: bool) -> None:
     Example: orch runs --storage /mnt/shared/runs --json
     """
     found = orch.runs(storage, progress=Display())
-    following = run_command("status", found[0].run, storage) if found else None
+    next_one = run_command("status", found[0].run, storage) if found else None
     studies = orch.studies(storage, found)
-    show(
-        found, lambda: screens.runs_screen(found, str(storage), studies, following), as_json=as_json
-    )
+    show(found, lambda: screens.runs_screen(found, storage, studies, next_one), as_json=as_json)
 
 
 @click.command("status", epilog=shared.NEWEST_HELP)
@@ -266,7 +264,7 @@ def sync_command(runs: tuple[str, ...], storage: Path, as_json: bool) -> None:
     """
     results = orch.sync(runs, storage, progress=Display())
     following = storage_command("ui", storage)
-    show(results, lambda: machine.sync_screen(results, str(storage), following), as_json=as_json)
+    show(results, lambda: machine.sync_screen(results, storage, following), as_json=as_json)
     raise SystemExit(1 if any(result.problem for result in results) else 0)
 
 

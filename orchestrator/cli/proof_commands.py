@@ -1,5 +1,6 @@
 """The commands that check a spec's plan and figures: explain, prove, score."""
 
+import shlex
 from pathlib import Path
 from typing import Any, Literal
 
@@ -201,10 +202,9 @@ def score_command(
 ) -> None:  # fmt: skip
     """Compare forecasts with published runs. Each run is planned as it ran.
 
-    RUNS.csv has the columns of the project's own file, which is the default. A row that cannot be
-    planned or converted is listed with its reason and counts in no figure. A file with the columns
-    of gpu_runs.csv is about training on GPUs, one with those of serving_runs.csv, or of
-    serving_disaggregated_runs.csv, about serving.
+    RUNS.csv has the columns of the project's own file, which is the default, or of gpu_runs.csv,
+    serving_runs.csv or serving_disaggregated_runs.csv. A row that cannot be planned or converted is
+    listed with its reason and counts in no figure.
 
     --own keeps what your runs teach of each kind of chip, apart from the published constants:
     `orch plan --profile DIGEST` uses it. A rehearsal teaches nothing of chips.
@@ -220,19 +220,18 @@ def score_command(
         learned = orch.score_own(storage)
         show(learned, lambda: own_score_screen(learned), as_json=as_json)
         return
-    apart, anew = kind == "disaggregated", "" if without else " --without document"
+    apart, which = kind == "disaggregated", [str(runs)] if runs else ["--kind", kind or "training"]
+    other = shlex.join(["orch", "score", *which, *([] if without else ["--without", "document"])])
     if apart or kind == "serving" or (kind is None and runs and orch.is_serving(runs)):
         # Few scores are of serving.
         from orchestrator.show.serving_screen import serving_score_screen  # noqa: PLC0415
 
         served = orch.score_serving(runs, without=without, disaggregated=apart)
-        other = f"orch score --kind {kind or 'serving'}{anew}"
         show(served, lambda: serving_score_screen(served, other), as_json=as_json)
         return
     if kind == "gpu" or (kind is None and runs and orch.is_gpu(runs)):
         on_gpus = orch.score_gpus(runs, without=without)
-        other = f"orch score --kind gpu{anew}"
         show(on_gpus, lambda: gpu_score_screen(on_gpus, other), as_json=as_json)
         return
     found = orch.score(runs, without=without)
-    show(found, lambda: score_screen(found, f"orch score{anew}"), as_json=as_json)
+    show(found, lambda: score_screen(found, other), as_json=as_json)

@@ -111,7 +111,7 @@ def find_run(storage: Path, name: str) -> Journal:
         keys = [*keys[:_MAX_KEYS], f"and {more} more"]
     if matching:
         raise SpecError(f"run {name!r} is ambiguous: {', '.join(keys)}")
-    raise UnknownRun("run", name, keys, storage)
+    raise UnknownRun("run", name, keys, address(storage))
 
 
 def check_silence(
@@ -417,4 +417,5 @@ def find_run_or_study(storage: Path, name: str) -> Journal | StudyJournal:
     try:
         return find_run(storage, name)
     except errors.UnknownRun as error:
-        raise errors.UnknownRun("run or study", name, [*known, *error.known], storage) from None
+        keys = [*known, *error.known]
+        raise errors.UnknownRun("run or study", name, keys, address(storage)) from None

@@ -171,7 +171,9 @@ def proof_of(plan: AnyPlan, compiled: programs.Compiled) -> Proof:
     )
     if plan.ledger_describes_trainer:
         missed = tuple(_disagreements(proof, compiled.summary.uncounted, plan.model))
-        return replace(proof, agrees=not missed, disagreements=missed)
+        # A kernel that nobody counts says nothing about the forecast.
+        agrees = all(each.code == "uncounted_kernel" for each in missed)
+        return replace(proof, agrees=agrees, disagreements=missed)
     # The Forecast's figures describe another trainer's program: none of them stays.
     collectives = (replace(x, forecast_bytes_per_step=None) for x in proof.collectives)
     return replace(
@@ -348,7 +350,9 @@ def _changes(compiled: programs.Compiled) -> tuple[proofs.CompilerChange, ...]:
 
 
 def _compared_flops(plan: AnyPlan, compiled: programs.Compiled) -> tuple[Comparison, ...]:
-    """Matrix products, with those of experts' groups; what the compiler repeats; and attention."""
+    """Matrix products, with those of experts' groups; what the compiler repeats; and attention,
+    unless a formula is missing for one of its kernels.
+    """
     counted = [
         (line.kind, _ticks_share(plan, line.kind) * line.inputs["flops"])
         for line in plan.forecast.time
@@ -361,8 +365,10 @@ def _compared_flops(plan: AnyPlan, compiled: programs.Compiled) -> tuple[Compari
     lines = [
         Comparison(name=PRODUCTS, compiled=multiplied, forecast=products),
         Comparison(name=REPEATED, compiled=flops.pop(REPEATED, 0.0), forecast=None),
-        Comparison(name=_KERNELS, compiled=sum(flops.values()), forecast=attention),
     ]
+    if not compiled.summary.uncounted:
+        kernels = sum(flops.values())
+        lines.append(Comparison(name=_KERNELS, compiled=kernels, forecast=attention))
     return tuple(line for line in lines if line.compiled or line.forecast)
 
 

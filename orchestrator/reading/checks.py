@@ -62,8 +62,8 @@ def check(spec: SpecInstance) -> None:
         _report(spec, "experiment", _batch_faults(spec["experiment.tokens"], batch))
     rates = (spec[f"experiment.optimizer.{key}"] for key in ("peak_lr", "end_lr"))
     _report(spec, "experiment", _rate_faults(*rates))
-    data = {key: spec[f"experiment.data.{key}"] for key in ("kind", "path", "separator")}
-    _report(spec, "experiment", _data_faults(spec, data))
+    data = {key: spec[f"experiment.data.{key}"] for key in ("kind", "path")}
+    _report(spec, "experiment", _data_faults(data))
     _check_paths(spec)
     _check_remat(spec)
     pods, least, most = (spec[f"resources.pods{key}"] for key in ("", ".min", ".max"))
@@ -106,19 +106,14 @@ def _rate_faults(peak: float | None, end: float | None) -> Iterator[Fault]:
         yield "optimizer.end_lr", "end-above-peak", message, hint
 
 
-def _data_faults(spec: SpecInstance, data: _Values) -> Iterator[Fault]:
-    kind, path, separator = data.get("kind"), data.get("path"), data.get("separator")
+def _data_faults(data: _Values) -> Iterator[Fault]:
+    kind, path = data.get("kind"), data.get("path")
     if kind == "tokens" and path is None:
         yield "data.path", *_PATH_MISSING
     if kind == "synthetic" and path is not None:
         yield "data.path", *_PATH_UNUSED
     if has_scheme(path) and not is_address(str(path)):
         yield "data.path", *_NO_BUCKET
-    model = spec["experiment.model"]
-    vocab = catalog.model(model).vocab if isinstance(model, str) else (model or {}).get("vocab")
-    if separator is not None and vocab is not None and separator >= vocab:
-        message = f"is {separator:,}, must be a token of the vocabulary of {vocab:,}"
-        yield "data.separator", "no-such-token", message, f"at most {vocab - 1}"
 
 
 def has_scheme(path: object) -> bool:
@@ -316,7 +311,7 @@ def _check_stages(spec: SpecInstance) -> None:
         return
     stages = written_out(spec["experiment"])
     for number, (entry, stage) in enumerate(zip(entries, stages, strict=True)):
-        faults = _stage_faults(spec, entry, stage, stages[max(number - 1, 0)])
+        faults = _stage_faults(entry, stage, stages[max(number - 1, 0)])
         _report(spec, f"experiment.stages.{number}", faults)
     tokens, each = spec["experiment.tokens"], [stage["tokens"] for stage in stages]
     if tokens and all(each) and tokens != sum(each):
@@ -325,9 +320,7 @@ def _check_stages(spec: SpecInstance) -> None:
         spec.report("experiment.tokens", "tokens-of-stages", message, hint)
 
 
-def _stage_faults(
-    spec: SpecInstance, entry: _Values, stage: _Values, before: _Values
-) -> Iterator[Fault]:
+def _stage_faults(entry: _Values, stage: _Values, before: _Values) -> Iterator[Fault]:
     given = entry.get("batch")
     if isinstance(given, dict) and None not in (given.get("length"), entry.get("length")):
         message = f"is {entry['length']:,}, and the batch's length is {given['length']:,}"
@@ -338,7 +331,7 @@ def _stage_faults(
             yield key, "stage-without-batch", message, f"for example {key}: 4096"
     yield from _batch_faults(stage["tokens"], stage["batch"])
     if "data" in entry:
-        yield from _data_faults(spec, {"kind": "synthetic"} | stage["data"])
+        yield from _data_faults({"kind": "synthetic"} | stage["data"])
 
     def setting(values: _Values, key: str) -> Any:
         default = default_of(schema_field("experiment", "optimizer", key))

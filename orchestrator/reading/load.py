@@ -1,9 +1,11 @@
 """Loads a file as a Spec, with its `--set` overrides and the files that it names."""
 
+import json
 import re
 import shlex
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +23,7 @@ from orchestrator.reading.instance import KeyPath, SpecInstance, dotted
 from orchestrator.reading.nodes import FLAG, Mapping, Node, Scalar, SequenceNode
 from orchestrator.reading.problems import Problem, SpecPosition, SpecProblems, SpecText, named_by
 from orchestrator.storage.addresses import has_input, input_path, is_address
-from orchestrator.values.spec import AUTO_TOPOLOGY, Spec
+from orchestrator.values.spec import AUTO_TOPOLOGY, DataSource, Spec
 
 _T = TypeVar("_T")
 _EXAMPLE = "for example --set experiment.batch.sequences=2048"
@@ -103,7 +105,9 @@ def spec_of(
         hint = f"for example length: {positions}"
         raise SpecProblems([file.place(key).problem("too-few-positions", key, message, hint)])
     # Hosts that train find the files that this machine lacks, and those in buckets.
-    if wrong := [*_start_problems(spec, file, folder)] or [*_data_problems(spec, file, folder)]:
+    if wrong := [*_start_problems(spec, file, folder)]:
+        raise SpecProblems(wrong)
+    if wrong := [*_data_problems(spec, file, folder, longest)]:
         raise SpecProblems(wrong)
     return spec
 
@@ -291,8 +295,26 @@ def _start_problems(spec: Spec, file: SpecInstance, folder: Path) -> Iterator[Pr
         yield place.problem("other-model", _START, message, hint)
 
 
-def _data_problems(spec: Spec, file: SpecInstance, folder: Path) -> Iterator[Problem]:
-    """Yield what is wrong where a path of data is not the manifest of a token set."""
+def _data_problems(spec: Spec, file: SpecInstance, folder: Path, length: int) -> Iterator[Problem]:
+    """Yield paths of data that are no manifest of a token set, separators that are no token, and a
+    held-out set with too few sequences.
+    """
+    vocab, evaluation = spec.experiment.model.vocab, spec.run.evaluation
+    for section, data in _data_sources(spec).items():
+        key, separator = f"{section}.separator", data.separator
+        if separator is not None and separator >= vocab:
+            message = f"is {separator:,}, must be a token of the vocabulary of {vocab:,}"
+            yield file.place(key).problem("no-such-token", key, message, f"at most {vocab - 1}")
+    if evaluation and evaluation.path and not is_address(evaluation.path):
+        found = 0
+        with suppress(OSError, ValueError, TypeError, KeyError):  # the path's own problem, below
+            shards = json.loads((folder / evaluation.path).read_bytes())["shards"]
+            found = (sum(int(shard["tokens"]) for shard in shards) - 1) // length
+        if 0 < found < evaluation.sequences:
+            key = "run.evaluation.sequences"
+            message = f"is {evaluation.sequences:,}, must be at most the {found:,} of that length"
+            hint = f"for example sequences: {found}"
+            yield file.place(key).problem("few-held-out", key, f"{message} in the set", hint)
     for key, path in _data_paths(spec):
         found, manifest = folder / path, Path(path) / "manifest.json"
         is_text = found.is_file() and found.suffix != ".json"
@@ -310,11 +332,15 @@ def _data_problems(spec: Spec, file: SpecInstance, folder: Path) -> Iterator[Pro
         yield file.place(key).problem(code, key, message, hint, found=found)
 
 
-def _data_paths(spec: Spec) -> Iterator[tuple[str, str]]:
-    sources = {"experiment.data": spec.experiment.data}
+def _data_sources(spec: Spec) -> dict[str, DataSource]:
     if stages := spec.experiment.stages:
-        sources = {f"experiment.stages.{n}.data": stage.data for n, stage in enumerate(stages)}
-    yield from ((f"{key}.path", data.path) for key, data in sources.items() if data.path)
+        return {f"experiment.stages.{n}.data": stage.data for n, stage in enumerate(stages)}
+    return {"experiment.data": spec.experiment.data}
+
+
+def _data_paths(spec: Spec) -> Iterator[tuple[str, str]]:
+    sources = _data_sources(spec).items()
+    yield from ((f"{key}.path", data.path) for key, data in sources if data.path)
     if spec.run.evaluation and spec.run.evaluation.path:
         yield "run.evaluation.path", spec.run.evaluation.path
 

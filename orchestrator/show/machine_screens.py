@@ -1,10 +1,12 @@
 """Show what machines can do, what own runs teach, MLflow's views, exports, and keys of a spec."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator import formatting as fmt
 from orchestrator.show import parts as ui
+from orchestrator.storage import address
 from orchestrator.values import codec
 from orchestrator.values import run as runs
 from orchestrator.values.codec import short
@@ -97,9 +99,9 @@ def run_doctor_screen(health: runs.RunHealth, repair_command: str) -> ui.Screen:
     return ui.screen(*sections, ui.closing(verdict, repair_command if is_repairable else None))
 
 
-def sync_screen(results: Sequence[runs.SyncResult], storage: str, next_command: str) -> ui.Screen:
+def sync_screen(results: Sequence[runs.SyncResult], storage: Path, next_command: str) -> ui.Screen:
     if not results:
-        nothing = f"No runs in {storage} that are this user's"
+        nothing = f"No runs in {address(storage)} that are this user's"
         return ui.screen([ui.Command(nothing), *ui.next_step("orch submit SPEC")])
     rows: list[ui.Row] = []
     experiments: dict[str, dict[str, None]] = {}  # of each database or server

@@ -221,8 +221,10 @@ def _advice(proof: proofs.Proof) -> list[ui.Part]:
             "flops": "the program's FLOPs are",
         }.get(found.code, "")
         if found.code == "uncounted_kernel":
-            text = f"no formula counts the FLOPs of kernel {found.kernel}"
-        elif not found.forecast:
+            uncounted = f"no formula counts the FLOPs of kernel {found.kernel} here"
+            parts.append(ui.warning(f"{uncounted}: kernels are not compared"))
+            continue
+        if not found.forecast:
             text = f"{what} {found.compiled:,.0f} B, against 0 B in the forecast"
         else:
             text = f"{what} {found.compiled / found.forecast:.3f} times the forecast's"

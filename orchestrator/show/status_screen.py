@@ -12,7 +12,7 @@ from orchestrator.journal.run_state import first_line, last_attempt_text
 from orchestrator.network.rematerialization import summary_of
 from orchestrator.run.progress import run_command
 from orchestrator.show import parts as ui
-from orchestrator.storage.addresses import folder
+from orchestrator.storage.addresses import address, folder
 from orchestrator.values import codec
 from orchestrator.values.codec import short
 from orchestrator.values.goodput import Outlook
@@ -156,11 +156,16 @@ _ERROR_WIDTH = 100
 
 
 def runs_screen(
-    runs: list[Run], storage: str, studies: Sequence[StudyStatus] = (), following: str | None = None
+    runs: list[Run],
+    storage: Path,
+    studies: Sequence[StudyStatus] = (),
+    following: str | None = None,
 ) -> ui.Screen:
     """Return all runs, newest first, below their studies; `following` is a command for one."""
     if not runs and not studies:
-        return ui.screen([ui.Command(f"No runs in {storage}"), *ui.next_step("orch submit SPEC")])
+        return ui.screen(
+            [ui.Command(f"No runs in {address(storage)}"), *ui.next_step("orch submit SPEC")]
+        )
     heads: dict[str, ui.Row] = {}
     for study in studies:
         done, kind = f"{study.done} / {study.total} runs", kind_text(study.scaling)

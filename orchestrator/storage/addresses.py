@@ -16,10 +16,12 @@ from pathlib import Path
 
 import platformdirs
 
+from orchestrator.errors import SpecError
 from orchestrator.storage.bucket import LARGE_BYTES, THREADS, Bucket, StoredObject, bucket
 
 SCHEMES = ("gs", "s3")
 _ADDRESS = re.compile(r"(gs|s3)://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])((?:/[^/\s]+)*)/?")
+_EXAMPLES = tuple(f"{scheme}://my-bucket/runs" for scheme in SCHEMES)
 VARIABLE = "ORCH_BUCKETS"
 _MOST_BYTES = 64 << 20  # of a file that is read as one
 _PIECE_BYTES = 64 << 20
@@ -37,6 +39,8 @@ def is_address(text: str) -> bool:
 def folder(text: str | Path) -> Path:
     """Return the folder here of a storage or a run: that of its copy, or the path itself."""
     match = _ADDRESS.fullmatch(str(text))
+    if match is None and "://" in str(text):
+        raise SpecError(f"{text}: is no address of a bucket, such as {' or '.join(_EXAMPLES)}")
     return _copies() / match[1] / match[2] / match[3].lstrip("/") if match else Path(text)
 
 

@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from difflib import get_close_matches
 from functools import cache
 from textwrap import shorten
 from typing import Any
@@ -119,5 +120,8 @@ class UsedKeys:
             is_usual |= value in _table("base_values.toml").get(key, ())
             is_usual |= key in DEFAULTS and value == DEFAULTS[key]
             if setting.value not in OFF and not is_usual:
-                self.refuse(key, _INSTEAD.get(key, "is not served"))
+                names = {*_table("base_values.toml"), *DEFAULTS, *_NAMES}
+                near = () if key in names else get_close_matches(key, names, 1, cutoff=0.85)
+                why = f"is not known; did you mean {near[0]}?" if near else "is not served"
+                self.refuse(key, _INSTEAD.get(key, why))
         return tuple(sorted(irrelevant))
