@@ -190,13 +190,13 @@ def test_runs_are_shown_as_a_table(golden: HoldGolden) -> None:
         status_of(START, rehearsal=True, recent=None),
         status_of(recent=RecentSteps(steps=1, step_s=1.0, mfu=None, tokens_per_s_per_chip=None)),
     ]
-    golden("runs.txt", status_screen.runs_screen(list(runs), "runs"))
+    golden("runs.txt", status_screen.runs_screen(list(runs), Path("runs")))
 
 
 def test_a_narrow_terminal_shows_whole_keys_and_fewer_columns() -> None:
     key = "llama3-70b-4pod-study-dc20c392-trial-3.1"
     running = status_of(START, run=key, rehearsal=True)
-    shown = status_screen.runs_screen([running, status_of(run="first")], "runs")
+    shown = status_screen.runs_screen([running, status_of(run="first")], Path("runs"))
     for width in (70, 80, 120):
         head, row, *_ = shown.on_terminal(width, styled=False).splitlines()
         assert row.startswith(f"{key} ")

@@ -87,7 +87,7 @@ def test_sync_leaves_a_run_to_its_own_driver(
         0,
         "it: recorded by its own driver",
     )
-    lines = sync_screen([synced], str(storage), "orch ui").splitlines()
+    lines = sync_screen([synced], storage, "orch ui").splitlines()
     assert lines[0] == "it: recorded by its own driver"
     assert lines[1].startswith("Sync: 1 run recorded in ")
     writer.end_attempt("finished")
@@ -95,9 +95,7 @@ def test_sync_leaves_a_run_to_its_own_driver(
     with _only_one(writer.journal):
         late = Recorder(os.environ).record(writer.journal, limit_s=0.1)
     assert (late.by_driver, late.problem) == (False, "another process is recording it")
-    assert "warning: it: another process is recording it" in sync_screen(
-        [late], str(storage), "orch ui"
-    )
+    assert "warning: it: another process is recording it" in sync_screen([late], storage, "orch ui")
 
 
 def test_a_database_of_several_experiments_is_named_once() -> None:
@@ -115,7 +113,7 @@ def test_a_database_of_several_experiments_is_named_once() -> None:
         )
 
     synced = [one("a", "/x.db", "orch"), one("b", "/x.db", "tiny"), one("c", "/y.db", "orch")]
-    lines = sync_screen([*synced, one("d", "/x.db", "orch")], "/runs", "orch ui").splitlines()
+    lines = sync_screen([*synced, one("d", "/x.db", "orch")], Path("/runs"), "orch ui").splitlines()
     assert lines[-2] == "Sync: 4 runs recorded in /x.db (orch, tiny), /y.db (orch)."
 
 

@@ -306,14 +306,14 @@ def _data_problems(spec: Spec, file: SpecInstance, folder: Path, length: int) ->
             message = f"is {separator:,}, must be a token of the vocabulary of {vocab:,}"
             yield file.place(key).problem("no-such-token", key, message, f"at most {vocab - 1}")
     if evaluation and evaluation.path and not is_address(evaluation.path):
-        found = 0
+        held = 0
         with suppress(OSError, ValueError, TypeError, KeyError):  # the path's own problem, below
             shards = json.loads((folder / evaluation.path).read_bytes())["shards"]
-            found = (sum(int(shard["tokens"]) for shard in shards) - 1) // length
-        if 0 < found < evaluation.sequences:
+            held = (sum(int(shard["tokens"]) for shard in shards) - 1) // length
+        if 0 < held < evaluation.sequences:
             key = "run.evaluation.sequences"
-            message = f"is {evaluation.sequences:,}, must be at most the {found:,} of that length"
-            hint = f"for example sequences: {found}"
+            message = f"is {evaluation.sequences:,}, must be at most the {held:,} of that length"
+            hint = f"for example sequences: {held}"
             yield file.place(key).problem("few-held-out", key, f"{message} in the set", hint)
     for key, path in _data_paths(spec):
         found, manifest = folder / path, Path(path) / "manifest.json"
