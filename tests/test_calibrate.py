@@ -285,6 +285,9 @@ def test_a_profile_is_one_screen(golden: HoldGolden) -> None:
     """Each rate with its spread, and the digest."""
     profile = chip_profile(replace(H200, versions={"jax": "1", "jaxlib": "1"}))
     golden("calibration.txt", calibration_screen(profile, "/cache/it.json"))
+    first, *others = profile.timings
+    busy = replace(profile, timings=(replace(first, spread=0.8), *others))
+    assert "was busy while it was measured (matmul)" in calibration_screen(busy, "/cache/it.json")
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])

@@ -34,12 +34,15 @@ def calibration_screen(profile: "ChipProfile", path: str) -> ui.Screen:
             rates = (fmt.with_unit(amount / taken_s, unit) for amount, taken_s in ends)
             spread = fmt.percent(timing.spread)
             rows.append((f"{timing.operation}{heads}", timing.dtype, *rates, spread))
+    unsteady = ", ".join({each.operation: 0 for each in profile.timings if not each.is_steady})
+    busy = f"this machine was busy while it was measured ({unsteady}): measure it again"
     digest = codec.short(codec.digest(profile))
     use = "orch submit" if profile.emulated else f"orch plan --profile {digest}"
     return ui.screen(
         [ui.Title(what, f"profile {digest}")],
         [f"  measured on {profile.measured_on} with {versions}"],
         ui.indent([ui.Table(rows, "<<>>>")]),
+        [ui.warning(busy)] if unsteady else [],
         [ui.Command(f"stored in {path}"), *ui.next_step(f"{use} {_EXAMPLE}")],
     )
 
