@@ -269,7 +269,7 @@ def test_every_kind_of_attention_is_lowered_for_tpu(
     model = replace(TINY, head_dim=128, **changes)
     bf16 = Precision(parameters="fp32", compute="bf16", gradients="bf16", optimizer="fp32")
     plan = replace(plan_of(model, length=1024, fsdp=2, sequence=2, precision=bf16), data=data)
-    monkeypatch.setattr("trainers.llama.step._platform", lambda _: "tpu")
+    monkeypatch.setattr("trainers.llama.collectives.platform", lambda _: "tpu")
     program = llama.program(plan, abstract_mesh_of(plan))
     traced = program.step.trace(program.state, program.batch, *program.rate(0))
     assert "tpu_custom_call" in traced.lower(lowering_platforms=("tpu",)).as_text()
