@@ -31,7 +31,7 @@ TINY = ROOT / "specs/tiny_2pod.yaml"
 DEFINITIONS = ROOT.parent / "shared/crd"
 FILES = {"RayCluster": "raycluster.v1", "RayJob": "rayjob.v1", "JobSet": "jobset.v1alpha2"}
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-LONGEST = {"RayCluster": 53, "RayJob": 47, "ConfigMap": 63, "JobSet": 63}
+LONGEST = {"RayCluster": 53, "RayJob": 47, "ConfigMap": 63, "JobSet": 63, "ComputeDomain": 63}
 TPUS = [name for name in catalog.chips() if not catalog.chip(name).switched]
 OPTIONS = [
     "run.secrets=[HF_TOKEN, API_KEY]",
@@ -70,7 +70,7 @@ def every_kind(
     spec, plan = planned(path, *overrides)
     if options:
         spec = api.load(path, (*overrides, *options))
-    return {kind: manifests(kind, spec, plan, spec_text(spec)) for kind in _OBJECTS}
+    return {kind: manifests(kind, spec, plan, {"spec.yaml": spec_text(spec)}) for kind in _OBJECTS}
 
 
 def on(name: str, topology: str, pods: int) -> list[str]:
@@ -258,6 +258,43 @@ def test_what_no_manifest_serves_is_refused(kind: str, chip: str, says: str) -> 
 ON_GPUS = [("h100", "8", 1, 8), ("h200", "4", 1, 4), ("b200", "8", 1, 8), ("gb200", "64", 16, 4)]
 
 
+def check_node(chip: str, pod: dict[str, Any]) -> None:
+    """Its pods go to nodes of the GPU only, also to those that GKE taints as nodes of Arm."""
+    names = catalog.chip(chip).gke
+    assert names
+    arm = {"kubernetes.io/arch": "arm64"} if chip == "gb200" else {}
+    selected = {"cloud.google.com/gke-accelerator": names.accelerator, **arm}
+    assert pod["nodeSelector"] == selected
+    taints = {one["key"]: one.get("value") for one in pod["tolerations"]}
+    assert taints == {"nvidia.com/gpu": None, **arm}
+
+
+def check_arch(chip: str, pod: dict[str, Any]) -> None:
+    """The one image of all pods is for one architecture."""
+    arm = {"kubernetes.io/arch": "arm64"} if chip == "gb200" else {}
+    assert pod.get("nodeSelector", {}) == arm
+    assert {one["key"]: one["value"] for one in pod.get("tolerations", ())} == arm
+
+
+def check_domain(objects: list[dict[str, Any]], pods: list[dict[str, Any]], nodes: int) -> None:
+    """Pods that share an NVLink domain claim a channel of it, by the template of NVIDIA's driver;
+    the driver makes it before them.
+    """
+    made = [one for one in objects if one["kind"] == "ComputeDomain"]
+    assert len(made) == (nodes > 1)
+    for pod in pods:
+        claims = pod.get("resourceClaims", [])
+        assert pod["containers"][0]["resources"].get("claims", []) == [
+            {"name": claim["name"]} for claim in claims
+        ]
+        assert [claim["resourceClaimTemplateName"] for claim in claims] == [
+            one["spec"]["channel"]["resourceClaimTemplate"]["name"] for one in made
+        ]
+    if made:
+        assert objects[0] == made[0]
+        assert made[0]["metadata"].get("namespace") == objects[-1]["metadata"].get("namespace")
+
+
 @pytest.mark.parametrize(("chip", "topology", "nodes", "gpus"), ON_GPUS)
 def test_nodes_of_gpus_have_a_jobset(chip: str, topology: str, nodes: int, gpus: int) -> None:
     """A domain of several nodes has a node pool of its own; a node by itself needs none."""
@@ -268,10 +305,9 @@ def test_nodes_of_gpus_have_a_jobset(chip: str, topology: str, nodes: int, gpus:
     job = jobs["slice"]["spec"]
     assert job["parallelism"] == nodes
     pod = job["template"]["spec"]
-    names = catalog.chip(chip).gke
-    assert names
-    assert pod["nodeSelector"] == {"cloud.google.com/gke-accelerator": names.accelerator}
-    assert [one["key"] for one in pod["tolerations"]] == ["nvidia.com/gpu"]
+    check_node(chip, pod)
+    check_domain(objects, [pod], nodes)
+    check_arch(chip, jobs["driver"]["spec"]["template"]["spec"])
     [container] = pod["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == str(gpus)
     assert {"name": "JAX_PLATFORMS", "value": "cuda,cpu"} in container["env"]
@@ -301,9 +337,7 @@ def test_nodes_of_gpus_have_a_cluster_of_ray(
     domains = set()
     for group in groups:
         pod, labels = group["template"]["spec"], group.get("labels", {})
-        names = catalog.chip(chip).gke
-        assert names
-        assert pod["nodeSelector"] == {"cloud.google.com/gke-accelerator": names.accelerator}
+        check_node(chip, pod)
         [container] = pod["containers"]
         assert container["resources"]["limits"]["nvidia.com/gpu"] == str(gpus)
         assert {"name": "JAX_PLATFORMS", "value": "cuda,cpu"} in container["env"]
@@ -316,9 +350,55 @@ def test_nodes_of_gpus_have_a_cluster_of_ray(
                 assert term["topologyKey"] == "cloud.google.com/gke-nodepool"
                 assert term["labelSelector"].get("matchLabels") == matches
     assert domains == ({f"tiny-2pod-{n}" for n in range(2)} if nodes > 1 else {None})
+    check_domain(objects, [group["template"]["spec"] for group in groups], nodes)
+    check_arch(chip, cluster_of(objects)["headGroupSpec"]["template"]["spec"])
     if DEFINITIONS.exists():
         found = validator(objects[-1]["kind"]).iter_errors(objects[-1])
         assert [error.message for error in found] == []
+
+
+def test_a_run_that_is_over_ends_its_jobset() -> None:
+    """No try of the driver goes on with it; a pod that is evicted or killed is no such end."""
+    _, jobset = exported("jobset")
+    driver = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert "--resume lost" in driver["template"]["spec"]["containers"][0]["args"][0]
+    assert driver["template"]["spec"]["restartPolicy"] == "Never"
+    over, disrupted = driver["podFailurePolicy"]["rules"]
+    assert (over["action"], over["onExitCodes"]["values"]) == ("FailJob", [2, 3, 4])
+    assert disrupted["action"] == "Ignore"
+    [rule] = jobset["spec"]["failurePolicy"]["rules"]
+    assert (rule["action"], rule["targetReplicatedJobs"]) == ("FailJobSet", ["driver"])
+
+
+def test_a_chip_of_ones_own_goes_along(tmp_path: Path) -> None:
+    """The spec of the manifest, with the file next to it, has the same plan."""
+    chip = (ROOT / "orchestrator/catalog/chips/h100.toml").read_text(encoding="utf-8")
+    (tmp_path / "mine").mkdir()
+    own = tmp_path / "mine/my-h100.toml"
+    own.write_text(chip.replace("value = 50e9", "value = 125e9"))
+    where = [f"resources.chip={{file: {own}}}", "resources.topology=8"]
+    config, _ = exported("jobset", *where)
+    for name, text in config["data"].items():
+        (tmp_path / name).write_text(text)
+    there = api.load(tmp_path / "spec.yaml")
+    assert there.resources == api.load(TINY, where).resources
+    assert api.plan(there).digest == api.plan(api.load(TINY, where)).digest
+    assert len(exported("ray", *where)) == 1
+    own.rename(own.with_name("my h100.toml"))
+    with pytest.raises(SpecError, match="name the file with letters"):
+        exported("jobset", *[text.replace("my-h100", "my h100") for text in where])
+
+
+@pytest.mark.parametrize("key", ["experiment.data.path", "run.evaluation.path"])
+def test_inputs_that_no_pod_finds_are_refused(key: str) -> None:
+    """The pods have a copy of the spec, not its folder; the hosts of a cluster of Ray may."""
+    tokens = ["experiment.data={kind: tokens, path: gs://bucket/tokens/manifest.json}"]
+    relative = f"{key}=tokens/manifest.json"
+    for kind in ("rayjob", "jobset"):
+        with pytest.raises(SpecError, match=f"--set {key}=/mnt/runs/tokens/manifest.json"):
+            exported(kind, *tokens, relative)
+        exported(kind, *tokens, f"{key}=/mnt/runs/manifest.json")
+    exported("ray", *tokens, relative)
 
 
 def test_runs_on_a_bucket_mount_nothing_for_them() -> None:

@@ -57,7 +57,7 @@ def standing(topology: str, pods: int, chip: str = "v5p") -> Iterator[RunningClu
     """A named cluster of so many slices, whose hosts have a secret in their shell."""
     spec = spec_of(TINY, chip=chip, topology=topology, pods=pods, sequences=64 * pods, length=64)
     plan = make_plan(spec)
-    [manifest] = manifests("ray", spec, plan, "")
+    [manifest] = manifests("ray", spec, plan, {})
     with pytest.MonkeyPatch.context() as shell:
         shell.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
         shell.setenv("HF_TOKEN", CANARY)

@@ -78,7 +78,7 @@ ON_GPUS = [("h100", "8"), ("h100", "4"), ("gb200", "4"), ("gb200", "8")]
 @pytest.mark.parametrize(("chip", "topology"), [*(one[:2] for one in SLICES), *ON_GPUS])
 def test_a_rehearsal_has_the_nodes_of_the_exported_manifest(chip: str, topology: str) -> None:
     """What Ray finds in the pods of the manifest, but for the names of slices."""
-    [manifest] = manifests("ray", spec_on(chip, topology), plan_on(chip, topology), "")
+    *_, manifest = manifests("ray", spec_on(chip, topology), plan_on(chip, topology), {})
     rehearsed, exported = emulated_hosts(plan_on(chip, topology)), hosts_of(manifest)
     key = GPU_DOMAIN if catalog.chip(chip).switched else _SLICE_NAME
     for emulated, real in zip(rehearsed, exported, strict=True):

@@ -36,7 +36,7 @@ def directives(script: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("chip", "topology", "pods", "asked"),
     [
-        ("h100", "8", 4, {"--nodes": "4", "--gpus-per-node": "8"}),
+        ("h100", "8", 4, {"--nodes": "4", "--gpus-per-node": "8", "--mem": "0"}),
         ("gb300", "64", 2, {"--nodes": "32", "--gpus-per-node": "4", "--segment": "16"}),
     ],
 )
@@ -52,6 +52,19 @@ def test_the_script_asks_for_the_nodes_of_the_plan(
     assert ("--segment" in found) == ("--segment" in asked)
     assert f'--kind "{chip} {topology}"' in script
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+def test_the_file_of_a_chip_is_in_the_script(tmp_path: Path) -> None:
+    """What the script writes is the same spec: its part before srun is carried out here."""
+    chip = (ROOT / "orchestrator/catalog/chips/h100.toml").read_text(encoding="utf-8")
+    (tmp_path / "my-h100.toml").write_text(chip)
+    where = [f"resources.chip={{file: {tmp_path}/my-h100.toml}}", "resources.topology=8"]
+    script = api.export_slurm(SPEC, where).partition("# A host on each node")[0]
+    script = script.replace("trap", "#")
+    own = {**os.environ, "SLURM_JOB_ID": "1"}
+    subprocess.run(["bash", "-c", script], cwd=tmp_path, env=own, check=True)
+    [spec] = tmp_path.glob("tiny-2pod-*.yaml")
+    assert api.load(spec).resources == api.load(SPEC, where).resources
 
 
 def test_tpus_are_refused_with_what_runs_them(orch: RunOrch) -> None:
@@ -96,13 +109,18 @@ def test_a_run_goes_on_after_the_limit_of_time_where_its_script_is_submitted_aga
         first.send_signal(signal.SIGTERM)
     said = first.communicate(timeout=300)[0]
     [run] = runs()
-    assert (run.state, first.returncode) == ("cancelled", 130), said
+    assert (run.state, first.returncode) == ("cancelled", 4), said
     assert 0 < run.steps_done < STEPS
-    for number, code in ((2, 0), (3, 1)):
+    for number in (2, 3):
         later = job(number)
         said = later.communicate(timeout=300)[0]
-        assert later.returncode == code, said
+        assert later.returncode == 0, said
         assert number > 2 or f"{run.steps_done} steps restored" in said
         assert [(each.state, each.steps_done) for each in runs()] == [("succeeded", STEPS)]
-    assert f"has succeeded: all its {STEPS:,} steps are done" in said
+    assert f"already exists: succeeded, {STEPS:,} of {STEPS:,} steps done" in said
+    script = script.replace("peak_lr: 0.003", "peak_lr: 0.03")  # a changed spec is another run
+    other = job(4)
+    said = other.communicate(timeout=300)[0]
+    assert other.returncode == 2, said
+    assert "with another plan: choose another --key, or go on with the plan that it has" in said
     assert not list(tmp_path.glob("*.yaml"))

@@ -6,10 +6,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-import orchestrator as orch
+import orchestrator as orch_api
 from orchestrator import journal, reading
 from orchestrator.errors import SpecError
 from orchestrator.journal.ownership import RunRequest, Writer
@@ -18,6 +19,7 @@ from orchestrator.planning.planner import make_plan
 from orchestrator.run import submit as submitting
 from orchestrator.storage import copies
 from orchestrator.storage.addresses import folder
+from orchestrator.values.run import EndState, Run
 from tests.bucket_server import BucketServer
 from tests.conftest import ROOT, RunOrch
 from tests.journals import reason
@@ -71,7 +73,7 @@ def test_a_key_is_of_one_number_of_steps(before: journal.Writer) -> None:
     storage = f"run.storage={before.journal.path.parent}"
     with pytest.raises(SpecError, match="nightly already exists, with --steps 5"):
         submitting.submit(
-            ROOT / TINY, [storage], orch.SubmitOptions(key="nightly", steps=9, prove=False)
+            ROOT / TINY, [storage], orch_api.SubmitOptions(key="nightly", steps=9, prove=False)
         )
 
 
@@ -79,6 +81,8 @@ def test_a_key_is_of_one_number_of_steps(before: journal.Writer) -> None:
     ("options", "expected"),
     [
         (("specs/studies/tiny_weak.yaml", *KEY), "a study has a key of its own"),
+        (("specs/studies/tiny_weak.yaml", "--resume", "lost"), "a study has a key of its own"),
+        ((TINY, "--resume", "lost"), "give it with --key"),
         (("specs/studies/tiny_weak.yaml", "--json"), "orch status STUDY --json"),
         ((TINY, "--dry-run", "--json"), "--dry-run goes with a screen"),
         ((TINY, "--no-prove", "--no-calibrate", "--key", "a/b"), "must be 1 to 100 of letters"),
@@ -92,6 +96,81 @@ def test_what_has_no_key_or_no_run_is_refused(
     assert done.returncode == 2
     assert expected in done.stderr
     assert journal.list_journals(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "which", "goes_on", "code"),
+    [
+        ("lost", "lost", True, 0),
+        ("lost", "stopped", True, 0),
+        ("failed", "lost", False, 4),
+        ("cancelled", "lost", False, 4),
+        ("failed", "stopped", True, 0),
+        ("cancelled", "stopped", True, 0),
+        ("succeeded", "stopped", False, 0),
+    ],
+)
+def test_what_restarts_a_submit_goes_on_with_its_run(
+    orch: RunOrch,
+    tmp_path: Path,
+    state: EndState | Literal["lost"],
+    which: str,
+    goes_on: bool,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run whose driver is lost goes on with its retry budgets; one that failed or was cancelled
+    only where a person submits it again; and one that has succeeded is left alone.
+    """
+    loaded = reading.load(ROOT / TINY)
+    made = RunRequest(spec=loaded, plan=make_plan(loaded), steps=5)
+    writer = journal.create_run(tmp_path, made, "nightly", clock=lambda: 0.0)  # long unclaimed
+    if state != "lost":
+        writer.end_run(state, reason("as it went"))
+    assert writer.journal.run().state == state
+    resumed: list[bool] = []
+
+    def resume(*_: object, takes_over: bool, **__: object) -> Run:
+        resumed.append(takes_over)
+        return replace(writer.journal.run(), state="succeeded")
+
+    monkeypatch.setattr(submitting, "resume", resume)
+    done = orch("submit", TINY, *KEY, *stored(writer), "--resume", which)
+    assert (done.returncode, resumed) == (code, [state == "lost"] if goes_on else []), done.stderr
+    assert ("run nightly already exists" in done.stdout) == (not goes_on)
+    other = ("--set", "experiment.optimizer.peak_lr=0.1")
+    done = orch("submit", TINY, *KEY, *stored(writer), "--resume", which, *other)
+    assert done.returncode == 2
+    assert "or go on with the plan that it has: orch resume nightly --storage" in done.stderr
+
+
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_a_run_that_is_cancelled_meanwhile_is_over(
+    tmp_path: Path,
+    asked_before: bool,
+    before: journal.Writer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A submit that finds its run alive follows it. Slurm's limit of time may have asked it to
+    stop before; whoever asks later means this submit, too.
+    """
+    if asked_before:
+        journal.request_cancel(before.journal)
+    resumed: list[str] = []
+
+    def watch(*_: object) -> Run:
+        before.end_run("cancelled", reason("somebody asked"))
+        return before.journal.run()
+
+    def resume(run: str, *_: object, **__: object) -> Run:
+        resumed.append(run)
+        return before.journal.run()
+
+    monkeypatch.setattr(submitting, "watch", watch)
+    monkeypatch.setattr(submitting, "resume", resume)
+    options = orch_api.SubmitOptions(prove=False, key="nightly", resume="stopped")
+    submitting.submit(ROOT / TINY, [f"run.storage={tmp_path}"], options)
+    assert resumed == (["nightly"] if asked_before else [])
 
 
 def first_event_comes_late(method: str, name: str) -> None:
@@ -123,11 +202,11 @@ def test_the_same_key_eight_times_at_once_is_one_run(
 
     monkeypatch.setattr(submitting, "create_run", create_together)
     monkeypatch.setattr(submitting, "drive", drive)
-    options = orch.SubmitOptions(prove=False, calibrate=False, steps=3, key="nightly")
+    options = orch_api.SubmitOptions(prove=False, calibrate=False, steps=3, key="nightly")
     sets = (f"run.storage={where}", "tracking.tracker=tests.file_tracker:FileTracker")
 
     def submit() -> str:
-        run = orch.submit(ROOT / TINY, sets, options, confirm=lambda _: True)
+        run = orch_api.submit(ROOT / TINY, sets, options, confirm=lambda _: True)
         assert run.state in ("submitted", "starting", "succeeded")
         return run.id
 

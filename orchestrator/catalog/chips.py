@@ -113,9 +113,12 @@ class GpuTarget(Value):
 
 
 class GkeNames(Value):
-    """GKE's names for the chip: `accelerator` is a value of node labels, for manifests only."""
+    """GKE's names for the chip: `accelerator` is a value of node labels, for manifests only. `arch`
+    is what Kubernetes calls the processors of its nodes, where they are not those of other nodes.
+    """
 
     accelerator: _Name
+    arch: _Name | None = None
     source: _Name
 
 

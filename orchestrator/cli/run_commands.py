@@ -14,7 +14,7 @@ from orchestrator.evidence.studies import report_of_study
 from orchestrator.formatting import count, counted
 from orchestrator.run.progress import run_command, spec_command
 from orchestrator.run.studies import Outcome
-from orchestrator.run.submit import Confirm
+from orchestrator.run.submit import Confirm, exit_code
 from orchestrator.show.machine_screens import host_check_screen
 from orchestrator.show.progress import Display
 from orchestrator.show.status_screen import cancelled_text
@@ -77,6 +77,10 @@ class _Steps(click.ParamType[tuple[int, int]]):
     help="The run's key. A second submit with the same key starts no second run.",
 )  # fmt: skip
 @click.option(
+    "--resume", type=click.Choice(["lost", "stopped"]),
+    help="Go on with the run of --key if its driver is lost, or however it stopped before its end.",
+)  # fmt: skip
+@click.option(
     "--profile", type=_Steps(), metavar="A:B",
     help="Keep an XProf trace of steps A to B - 1 with the run. Steps count from 0.",
 )  # fmt: skip
@@ -104,6 +108,7 @@ def submit_command(
       1    it failed, run.storage takes no run, or the cluster cannot be used
       2    the spec has no plan, or --yes is missing where nobody can answer
       3    the plan does not fit, or more than planned crosses pods
+      4    with --resume: the run is over, it failed or was cancelled
       130  interrupted, cancelled or no longer followed, or the answer was no
 
     \b
@@ -130,7 +135,7 @@ def submit_command(
     refuse_options({"--dry-run": dry_run and as_json}, "a screen; see `orch plan --json`")
     with aside(as_json):
         run = orch.submit(spec, overrides, options, confirm=confirm, progress=display)
-    code = _exit_code(run, left=display.left)
+    code = exit_code(run, left=display.left, restarted=options.resume is not None)
     show_result(CommandResult(run, exit_code=code), as_json=as_json)
 
 
@@ -178,7 +183,7 @@ def resume_command(
     with aside(as_json):
         run_now = orch.resume(run, storage, detach=detach, confirm=confirm, progress=display, **how)
     # A run that was only submitted has no driver yet.
-    code = 0 if detach else _exit_code(run_now, left=display.left)
+    code = 0 if detach else exit_code(run_now, left=display.left)
     show_result(CommandResult(run_now, exit_code=code), as_json=as_json)
 
 
@@ -278,10 +283,3 @@ def rm_command(run: str, storage: Path, yes: bool, as_json: bool) -> None:
     else:
         fields, what = {"run": removed.run, "journal": removed.journal}, removed.run
     show(fields | {"removed": True}, lambda: f"removed {what}\n", as_json=as_json)
-
-
-def _exit_code(run: Run, *, left: bool) -> int:
-    """Return 0 for a run that goes on or succeeded, unless an interrupt ended the following."""
-    if left or run.state == "cancelled":
-        return Interrupted.exit_code
-    return 0 if run.state in LIVE or run.state == "succeeded" else 1

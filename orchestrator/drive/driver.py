@@ -328,7 +328,8 @@ def _wait_text(slices: Sequence[Slice], request: _SliceRequest, ahead: Sequence[
     free = sum(shown.free for shown in whole)
     pods = request.pods
     requested = f"{pods.max}" if pods.min == pods.max else f"{pods.min} to {pods.max}"
-    text = f"{requested} slices of {request.kind} requested, {len(whole)} whole, {free} free"
+    wanted = "slice" if pods.max == 1 else "slices"
+    text = f"{requested} {wanted} of {request.kind} requested, {len(whole)} whole, {free} free"
     incomplete = [shown for shown in slices if not shown.whole]
     broken = [f"{shown.name} has {shown.hosts} of {shown.size} hosts" for shown in incomplete]
     names = ", ".join(path.rpartition("/")[2] for path in ahead)

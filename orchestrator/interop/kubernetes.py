@@ -1,6 +1,7 @@
 """The Kubernetes manifests that a plan can be exported as: a RayCluster, a RayJob or a JobSet."""
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
@@ -21,10 +22,10 @@ _OBJECTS: dict[ManifestKind, tuple[str, str]] = {
 }
 
 _MOUNT = "/mnt/runs"  # where a storage is mounted that the spec names by a relative path
-_FOLDER, _FILE = "/etc/orch", "spec.yaml"  # where a pod reads its spec
-_PATH = f"{_FOLDER}/{_FILE}"
+_FOLDER, SPEC_FILE = "/etc/orch", "spec.yaml"  # where a pod reads its spec
+_PATH = f"{_FOLDER}/{SPEC_FILE}"
 _TPUS, _GPUS = "google.com/tpu", "nvidia.com/gpu"
-_SPOT = "cloud.google.com/gke-spot"
+_SPOT, _ARCH = "cloud.google.com/gke-spot", "kubernetes.io/arch"
 _NODE_POOL = "cloud.google.com/gke-nodepool"
 _ONE_POOL_EACH = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 _SLICE_INDEX = "jobset.sigs.k8s.io/job-index"
@@ -40,8 +41,10 @@ _DRIVER = {"cpu": "4", "memory": "16G"}
 # KubeRay appends to its names, and its webhook refuses longer ones.
 _LONGEST: dict[ManifestKind, int] = {"jobset": 40, "ray": 53, "rayjob": 47}
 _DIGEST = 6
-# A host that comes again joins again; the run itself counts its retries. The driver resumes a run.
+# A host that comes again joins again; the run itself counts its retries. A driver that comes again
+# goes on with a run whose driver is lost, until the run, the spec or its plan is what ends it.
 _HOST_RETRIES, _DRIVER_RETRIES, _JOBSET_RESTARTS = 1_000, 3, 3
+_ENDS = [2, 3, 4]  # exit codes of orch submit that another try would end with, too
 # The environment of a TPU runtime in a container; Google's node runs a service on port 8353.
 _TPU_ENVIRONMENT = (
     {"name": "NODE_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}},
@@ -55,8 +58,12 @@ _SHARED = (
 )
 
 
-def manifests(kind: ManifestKind, spec: Spec, plan: Plan, spec_text: str) -> list[_Manifest]:
-    """Return the objects of that kind, in the order in which they are created."""
+def manifests(
+    kind: ManifestKind, spec: Spec, plan: Plan, files: Mapping[str, str]
+) -> list[_Manifest]:
+    """Return the objects of that kind, in the order in which they are created. `files` are the
+    spec and what goes along with it.
+    """
     if kind not in _OBJECTS:
         raise UnknownName("kind of manifests", kind, [*_OBJECTS])
     _gke(plan)
@@ -65,7 +72,7 @@ def manifests(kind: ManifestKind, spec: Spec, plan: Plan, spec_text: str) -> lis
     if len(name) > _LONGEST[kind]:
         digest = hashlib.sha256(spec.name.encode()).hexdigest()[:_DIGEST]
         name = f"{name[: _LONGEST[kind] - _DIGEST - 1].rstrip('-')}-{digest}"
-    name, options, runs = name.rstrip("-"), spec.cluster.kubernetes, _storage(spec)
+    name, options, runs = name.rstrip("-"), spec.cluster.kubernetes, runs_folder(spec)
     content: _Manifest
     if kind == "ray":  # a cluster for `orch submit --address`, which brings its spec
         content = _cluster(spec, plan, name)
@@ -74,7 +81,7 @@ def manifests(kind: ManifestKind, spec: Spec, plan: Plan, spec_text: str) -> lis
         # start of the job follow the same run.
         submit = (
             f"orch submit {_PATH} --set run.storage={runs}"
-            f" --address http://127.0.0.1:{_RAY_PORTS['dashboard']} --key {name}"
+            f" --address http://127.0.0.1:{_RAY_PORTS['dashboard']} --key {name} --resume lost"
             " --code installed --no-prove --yes"
         )
         content = {
@@ -89,23 +96,44 @@ def manifests(kind: ManifestKind, spec: Spec, plan: Plan, spec_text: str) -> lis
         meeting = f"{runs}/{'_hosts' if is_address(runs) else '.hosts'}/{name}"
         content = {
             "successPolicy": {"operator": "All", "targetReplicatedJobs": ["driver"]},
-            "failurePolicy": {"maxRestarts": _JOBSET_RESTARTS},
+            "failurePolicy": {
+                "maxRestarts": _JOBSET_RESTARTS,
+                "rules": [
+                    {
+                        "name": "over",
+                        "action": "FailJobSet",
+                        "onJobFailureReasons": ["PodFailurePolicy"],
+                        "targetReplicatedJobs": ["driver"],
+                    }
+                ],
+            },
             "replicatedJobs": _jobs(spec, plan, name, meeting),
         }
     namespace = {"namespace": options.namespace} if options.namespace else {}
     queue = {"labels": {_QUEUE: options.queue}} if options.queue else {}  # for Kueue to admit
     api, object_kind = _OBJECTS[kind]
     metadata = {"name": name, **namespace, **queue}
-    made = {"apiVersion": api, "kind": object_kind, "metadata": metadata, "spec": content}
-    if kind == "ray":
-        return [made]
-    config_map = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": f"{name}-spec", **namespace},
-        "data": {_FILE: spec_text},
-    }
-    return [config_map, made]
+    made = [{"apiVersion": api, "kind": object_kind, "metadata": metadata, "spec": content}]
+    if kind != "ray":
+        config_map = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": f"{name}-spec", **namespace},
+            "data": dict(files),
+        }
+        made = [config_map, *made]
+    if _spans_nodes(plan):
+        # NVIDIA's driver starts an IMEX domain on the nodes of each NVLink domain that its pods are
+        # on, however many those are; it makes the template of the claims that join them.
+        channel = {"resourceClaimTemplate": {"name": _channel(name)}}
+        domain = {
+            "apiVersion": "resource.nvidia.com/v1beta1",
+            "kind": "ComputeDomain",
+            "metadata": {"name": name, **namespace},
+            "spec": {"numNodes": 0, "channel": channel},
+        }
+        made = [domain, *made]
+    return made
 
 
 def _gke(plan: Plan) -> GkeNames:
@@ -119,10 +147,20 @@ def _gke(plan: Plan) -> GkeNames:
     return chip.gke
 
 
+def _spans_nodes(plan: Plan) -> bool:
+    """Return whether a slice is an NVLink domain of several nodes."""
+    return chip_of(plan).switched and plan.hosts_per_slice > 1
+
+
+def _channel(name: str) -> str:
+    """Return the name of the claims' template that lets pods of the object join such a domain."""
+    return f"{name}-imex"
+
+
 # Pods: one for each host of the slices, and those without chips.
 
 
-def _storage(spec: Spec) -> str:
+def runs_folder(spec: Spec) -> str:
     """Return the folder of the runs, in every pod; or their bucket, which no pod mounts."""
     if is_address(spec.run.storage):
         return spec.run.storage
@@ -130,8 +168,10 @@ def _storage(spec: Spec) -> str:
     return str(path) if path.is_absolute() else _MOUNT
 
 
-def _host_pod(spec: Spec, plan: Plan, name: str, **container: Any) -> _Manifest:
-    """Return the pod of a host with its chips; `container` adds to its one container."""
+def _host_pod(spec: Spec, plan: Plan, owner: str, name: str, **container: Any) -> _Manifest:
+    """Return the pod of a host with its chips, for the object `owner`; `container` adds to its one
+    container.
+    """
     chip, chips = chip_of(plan), plan.chips_per_host
     resource, environment = (
         (_GPUS, _GPU_ENVIRONMENT) if chip.switched else (_TPUS, _TPU_ENVIRONMENT)
@@ -158,22 +198,35 @@ def _host_pod(spec: Spec, plan: Plan, name: str, **container: Any) -> _Manifest:
     pod = _pod(spec, name, resources, **container)
     pod["nodeSelector"] = selector
     pod["tolerations"] = [{"key": resource, "operator": "Exists", "effect": "NoSchedule"}]
-    if spec.cluster.kubernetes.spot:
-        pod["nodeSelector"][_SPOT] = "true"
-        pod["tolerations"].append(
-            {"key": _SPOT, "operator": "Equal", "value": "true", "effect": "NoSchedule"}
-        )
+    _place(pod, {_ARCH: _gke(plan).arch, _SPOT: "true" if spec.cluster.kubernetes.spot else None})
+    if _spans_nodes(plan):
+        claim = {"name": "imex"}
+        pod["resourceClaims"] = [claim | {"resourceClaimTemplateName": _channel(owner)}]
+        pod["containers"][0]["resources"]["claims"] = [claim]
     return pod
 
 
+def _place(pod: _Manifest, labels: Mapping[str, str | None]) -> None:
+    """Put a pod on nodes with the labels that have a value. GKE taints such nodes, too."""
+    for key, value in labels.items():
+        if value:
+            pod.setdefault("nodeSelector", {})[key] = value
+            taint = {"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"}
+            pod.setdefault("tolerations", []).append(taint)
+
+
 def _chipless_pod(
-    spec: Spec, name: str, resources: _Manifest, reads: str | None = None, **container: Any
+    spec: Spec, plan: Plan, name: str, resources: _Manifest, reads: str | None, **container: Any
 ) -> _Manifest:
-    """Return a pod without chips, which `reads` the spec of the run of that name."""
+    """Return a pod without chips, which may read the spec of the run of that name. Its nodes are
+    of the hosts' architecture: the image is one, and so are the versions that a run compares.
+    """
     if reads:
         container["volumeMounts"] = [{"name": "spec", "mountPath": _FOLDER}]
         container["volumes"] = [{"name": "spec", "configMap": {"name": f"{reads}-spec"}}]
-    return _pod(spec, name, resources, env=_secrets(spec), **container)
+    pod = _pod(spec, name, resources, env=_secrets(spec), **container)
+    _place(pod, {_ARCH: _gke(plan).arch})
+    return pod
 
 
 def _secrets(spec: Spec) -> list[_Manifest]:
@@ -190,7 +243,7 @@ def _pod(spec: Spec, name: str, resources: _Manifest, **container: Any) -> _Mani
     options, environment = spec.cluster.kubernetes, container.pop("env")
     mounts, volumes = container.pop("volumeMounts", []), container.pop("volumes", [])
     if not is_address(spec.run.storage):
-        mounts = [{"name": "runs", "mountPath": _storage(spec)}, *mounts]
+        mounts = [{"name": "runs", "mountPath": runs_folder(spec)}, *mounts]
         claim = {"name": "runs", "persistentVolumeClaim": {"claimName": options.claim}}
         volumes = [claim, *volumes]
     account = options.service_account
@@ -214,23 +267,28 @@ def _pod(spec: Spec, name: str, resources: _Manifest, **container: Any) -> _Mani
 
 
 def _jobs(spec: Spec, plan: Plan, name: str, meeting: str) -> list[_Manifest]:
-    # A pod without chips submits the spec; if it comes again, it resumes the run.
-    runs = _storage(spec)
+    # A pod without chips submits the spec, or goes on with its run.
+    runs = runs_folder(spec)
+    prepared = "" if is_address(runs) else f"mkdir -p {meeting} && "
     submit = (
-        f"orch submit {_PATH} --set run.storage={runs}"
-        f" --set cluster.backend=hosts --code installed --no-prove --key {name}"
+        f"{prepared}exec orch submit {_PATH} --set run.storage={runs}"
+        f" --set cluster.backend=hosts --code installed --no-prove --key {name} --resume lost"
+        f" --address {meeting} --yes"
     )
-    resume = f"orch resume {name} --storage {runs}"
-    prepared = "" if is_address(runs) else f"mkdir -p {meeting}; "
-    is_there = f"orch status {name} --storage {runs} >/dev/null 2>&1"
-    known = f"if {is_there}; then {resume} $with; else {submit} $with; fi"
-    words = f"{prepared}with='--address {meeting} --yes'; {known}"
-    driver = _chipless_pod(spec, "driver", _DRIVER, reads=name, command=["sh", "-c"], args=[words])
+    command = {"command": ["sh", "-c"], "args": [submit]}
+    driver = _chipless_pod(spec, plan, "driver", _DRIVER, name, **command)
+    ends = {"containerName": "driver", "operator": "In", "values": _ENDS}
+    disrupted = {"type": "DisruptionTarget", "status": "True"}
+    failures = [
+        {"action": "FailJob", "onExitCodes": ends},
+        {"action": "Ignore", "onPodConditions": [disrupted]},  # evictions are no try
+    ]
     # Each slice of several hosts is on a node pool of its own, and so is each of TPUs.
     index = {"fieldRef": {"fieldPath": f"metadata.annotations['{_SLICE_INDEX}']"}}
     host = _host_pod(
         spec,
         plan,
+        name,
         "host",
         command=["python", "-P", "-m", "orchestrator.launch.hosts.host_process"],
         args=[
@@ -242,12 +300,16 @@ def _jobs(spec: Spec, plan: Plan, name: str, meeting: str) -> list[_Manifest]:
         ],
         env=[{"name": "SLICE_INDEX", "valueFrom": index}],
     )
-    is_node = chip_of(plan).switched and plan.hosts_per_slice == 1
+    is_node = chip_of(plan).switched and not _spans_nodes(plan)
     about = {} if is_node else {"metadata": {"annotations": {_ONE_POOL_EACH: _NODE_POOL}}}
-    return [
+    jobs = [
         _job("driver", 1, 1, _DRIVER_RETRIES, driver),
         _job("slice", plan.pods, plan.hosts_per_slice, _HOST_RETRIES, host, **about),
     ]
+    first = jobs[0]["template"]["spec"]
+    first["podFailurePolicy"] = {"rules": failures}
+    first["template"]["spec"]["restartPolicy"] = "Never"  # as such a policy requires
+    return jobs
 
 
 def _job(
@@ -284,17 +346,17 @@ def _cluster(spec: Spec, plan: Plan, name: str, reads: str | None = None) -> _Ma
             "maxReplicas": plan.pods,
             "numOfHosts": plan.hosts_per_slice,
             "rayStartParams": {},
-            "template": {"spec": _host_pod(spec, plan, "ray-worker")},
+            "template": {"spec": _host_pod(spec, plan, name, "ray-worker")},
         }
     ]
-    if chip_of(plan).switched and plan.hosts_per_slice > 1:
+    if _spans_nodes(plan):
         groups = [_domain(groups[0], name, number) for number in range(plan.pods)]
     return {
         "rayVersion": pinned()["ray"],
         "authOptions": {"mode": "token"},
         "headGroupSpec": {
             "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},
-            "template": {"spec": _chipless_pod(spec, "ray-head", _HEAD, reads, ports=ports)},
+            "template": {"spec": _chipless_pod(spec, plan, "ray-head", _HEAD, reads, ports=ports)},
         },
         "workerGroupSpecs": groups,
     }

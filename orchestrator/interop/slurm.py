@@ -2,6 +2,8 @@
 host of the backend `hosts`, and the first one also has the driver.
 """
 
+from collections.abc import Mapping
+from pathlib import PurePath
 from shlex import quote
 
 from orchestrator.catalog.chips import chip_of
@@ -24,6 +26,7 @@ _SCRIPT = """\
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node={gpus}
 #SBATCH --exclusive
+#SBATCH --mem=0
 {segment}#SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --signal=B:TERM@{signal_s}
@@ -35,7 +38,7 @@ spec="$(mktemp -p . {name}-XXXXXX.yaml)"  # here, as its inputs may be relative
 trap 'rm -f "$spec"' EXIT
 cat > "$spec" <<'{end}'
 {spec}{end}
-{prepared}export {environment}
+{files}{prepared}export {environment}
 
 # A host on each node; those of one NVLink domain are one slice.
 export MEETING="$meeting"
@@ -44,16 +47,14 @@ srun --kill-on-bad-exit=0 bash -c 'exec python -P -m orchestrator.launch.hosts.h
   --host "$((SLURM_PROCID % {hosts_per_slice}))" --hosts {hosts_per_slice} --kind {kind}' &
 nodes=$!
 
-# The driver. On Slurm's signal before the limit of time the run stops after a last checkpoint.
-with=(--address "$meeting" --yes)
-if orch status {key} --storage "$runs" >/dev/null 2>&1; then
-  orch resume {key} --storage "$runs" "${{with[@]}}" &
-else
-  orch submit "$spec" --set run.storage="$runs" --set cluster.backend=hosts \\
-    --code installed --no-prove --key {key} "${{with[@]}}" &
-fi
+# The driver. On Slurm's signal before the limit of time the run stops after a last checkpoint. A
+# run that stopped, for this or another reason, is resumed; one that has succeeded is left alone.
+# A spec that is changed is another run: it needs another key.
+key={key}
+orch submit "$spec" --set run.storage="$runs" --set cluster.backend=hosts --code installed \\
+  --no-prove --key "$key" --resume stopped --address "$meeting" --yes &
 driver=$!
-trap 'orch cancel {key} --storage "$runs" || true' TERM
+trap 'orch cancel "$key" --storage "$runs" || true' TERM
 while kill -0 "$driver" 2>/dev/null; do wait "$driver" || true; done  # the trap ends a wait
 ended=0
 wait "$driver" || ended=$?
@@ -62,15 +63,20 @@ exit "$ended"
 """
 
 
-def slurm_script(spec: Spec, plan: Plan, spec_text: str) -> str:
+def slurm_script(spec: Spec, plan: Plan, spec_text: str, files: Mapping[str, str]) -> str:
+    """Return the script, which also writes the `files` that the spec names."""
     chip = chip_of(plan)
     if not chip.switched:
         raise SpecError(
             f"resources.chip: {plan.chip} is a TPU, and Slurm has nodes of GPUs: orch export jobset"
         )
     runs, key = spec.run.storage, spec.name
-    if _END in spec_text.splitlines():
+    if any(_END in text.splitlines() for text in (spec_text, *files.values())):
         raise SpecError(f"a line of the spec is {_END}, where the script ends it: change that line")
+    written = (
+        f"mkdir -p {PurePath(path).parent}\ncat > {path} <<'{_END}'\n{text}{_END}\n"
+        for path, text in files.items()
+    )
     # A folder for each job, as hosts that are gone may still stand in an older one.
     meeting = f'"$runs/{"_hosts" if is_address(runs) else ".hosts"}/{key}-$SLURM_JOB_ID"'
     across = plan.hosts_per_slice > 1
@@ -92,6 +98,7 @@ def slurm_script(spec: Spec, plan: Plan, spec_text: str) -> str:
         environment=" ".join(f"{variable}={value}" for variable, value in ON_GPUS.items()),
         end=_END,
         spec=spec_text,
+        files="".join(written),
         hosts_per_slice=plan.hosts_per_slice,
         kind=f'"{plan.slice_kind}"',
         key=quote(key),

@@ -2,6 +2,7 @@
 new spec names the JSON Schema next to it by a relative path, so that editors check it offline.
 """
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -32,15 +33,46 @@ from orchestrator.values.spec import Pods, Spec, TrainingStage
 _SCHEMA, _STUDY_SCHEMA = ".orch/spec.schema.json", ".orch/study.schema.json"
 _SERVING_SCHEMA = ".orch/serving.schema.json"
 _HEAD = re.compile(r"^# yaml-language-server:.*\n")
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9._-]+")  # of a key of a ConfigMap
 _LINE = 10_000  # a text is never wrapped
 _COMPUTED_KEYS = ("chip_definition", "overrides")
 
 
-def spec_text(spec: Spec | ServingSpec) -> str:
-    """Return a spec as YAML without defaults. A chip of one's own has a file of its own."""
+def spec_text(spec: Spec | ServingSpec, chip_file: str | None = None) -> str:
+    """Return a spec as YAML without defaults, which names the file of a chip of one's own."""
+    section = _section(spec)
     if spec.resources.chip_definition is not None:
-        raise SpecError(f"resources.chip: {spec.resources.chip} is a chip of a file of your own")
-    return yaml_text([_section(spec)])
+        if chip_file is None:
+            why = "is a chip of a file of your own, which the new text would not name"
+            raise SpecError(
+                f"resources.chip: {spec.resources.chip} {why}: change the spec's own text"
+            )
+        section["resources"]["chip"] = {"file": chip_file}
+    return yaml_text([section])
+
+
+def chip_files(spec: Spec) -> dict[str, str]:
+    """Return the text of the file that has the chip, by its name; none for one of the catalog."""
+    definition, name = spec.resources.chip_definition, f"{spec.resources.chip}.toml"
+    if definition is None:
+        return {}
+    if not _PLAIN_NAME.fullmatch(name):
+        raise SpecError(
+            f"resources.chip: {name} cannot go along with the spec: name the file with letters,"
+            " digits, . _ and - only"
+        )
+    lines = (f"{key} = {_toml(value)}\n" for key, value in definition.items())
+    return {name: "".join(lines)}
+
+
+def _toml(value: Any) -> str:
+    """Return a value of TOML on one line; its texts and numbers are those of JSON."""
+    if isinstance(value, dict):
+        pairs = (f"{_toml(key)} = {_toml(inside)}" for key, inside in value.items())
+        return f"{{ {', '.join(pairs)} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def yaml_text(documents: Sequence[Mapping[str, Any]]) -> str:

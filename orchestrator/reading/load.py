@@ -347,19 +347,20 @@ def _data_paths(spec: Spec) -> Iterator[tuple[str, str]]:
 
 def missing_inputs(spec: Spec, folder: Path) -> Iterator[tuple[str, str]]:
     """Yield key and path of local files that this machine lacks: hosts that train may have them."""
-    for key, path in _input_paths(spec):
+    for key, path in input_paths(spec):
         if not is_address(path) and not (folder / path).exists():
             yield key, path
 
 
 def absent_objects(spec: Spec) -> Iterator[tuple[str, str]]:
     """Yield the key and address of each input that its bucket does not have; buckets are asked."""
-    for key, path in _input_paths(spec):
+    for key, path in input_paths(spec):
         if is_address(path) and not has_input(input_path(Path(), path)):
             yield key, path
 
 
-def _input_paths(spec: Spec) -> Iterator[tuple[str, str]]:
+def input_paths(spec: Spec) -> Iterator[tuple[str, str]]:
+    """Yield the key of each file or folder that the hosts of a run read, and what it says."""
     if start := spec.experiment.start:
         yield _START, start.huggingface
     yield from _data_paths(spec)

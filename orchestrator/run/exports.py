@@ -16,7 +16,7 @@ from orchestrator.evidence.explain.serving import ServingExplanation
 from orchestrator.evidence.score.gpu import GpuScore
 from orchestrator.evidence.score.samples import Score
 from orchestrator.evidence.score.serving import ServingScore
-from orchestrator.interop.kubernetes import ManifestKind, manifests
+from orchestrator.interop.kubernetes import SPEC_FILE, ManifestKind, manifests, runs_folder
 from orchestrator.interop.maxtext.conversion import ImportedSpec, convert
 from orchestrator.interop.maxtext.exported_run import MaxTextRun, run_of
 from orchestrator.interop.maxtext.recipe import read_recipe
@@ -29,9 +29,9 @@ from orchestrator.plugins import require
 from orchestrator.processes import MODULE
 from orchestrator.proving.choose import ProgramSearch
 from orchestrator.proving.compare import ProofDiff
-from orchestrator.reading.examples import spec_text
+from orchestrator.reading.examples import chip_files, spec_text
 from orchestrator.reading.huggingface import config_of, same_config
-from orchestrator.reading.load import places
+from orchestrator.reading.load import input_paths, places
 from orchestrator.reading.nodes import read
 from orchestrator.reading.schema import (
     schema_text,
@@ -46,7 +46,7 @@ from orchestrator.serving.cheapest import ServingOffers
 from orchestrator.serving.frontier import ServingFrontier
 from orchestrator.serving.load import ServingLoad
 from orchestrator.storage.addresses import folder as storage_folder
-from orchestrator.storage.addresses import input_path, stored_inputs
+from orchestrator.storage.addresses import input_path, is_address, stored_inputs
 from orchestrator.values import codec, run, study
 from orchestrator.values.plan import ErrorReport, Plan
 from orchestrator.values.profile import Profile
@@ -73,13 +73,24 @@ def export(
 ) -> list[dict[str, Any]]:
     """Return the Kubernetes objects that run the plan of a spec, in the order of their creation."""
     found, plan = planned(loaded(spec, overrides), None)
-    return manifests(kind, found, plan, spec_text(found))
+    for key, path in input_paths(found) if kind != "ray" else ():
+        if not is_address(path) and not Path(path).is_absolute():
+            there = f"{runs_folder(found)}/{path}"
+            raise SpecError(
+                f"{key}: {path} is relative to the spec, and pods have a copy of that file alone:"
+                f" name a place in a bucket or in the pods, for example --set {key}={there}"
+            )
+    files = chip_files(found)
+    text = spec_text(found, next(iter(files), None))
+    return manifests(kind, found, plan, {SPEC_FILE: text, **files})
 
 
 def export_slurm(spec: SpecSource, overrides: Sequence[str] = ()) -> str:
     """Return a script for sbatch that runs the plan of a spec on nodes of GPUs."""
     found, plan = planned(loaded(spec, overrides), None)
-    return slurm_script(found, plan, spec_text(found))
+    # A file of its own for each plan, as scripts of others may share the working directory.
+    files = {f".orch/{plan.digest[:8]}/{name}": text for name, text in chip_files(found).items()}
+    return slurm_script(found, plan, spec_text(found, next(iter(files), None)), files)
 
 
 def import_maxtext(

@@ -76,8 +76,9 @@ def submit_study(
     """Carry out every trial of a study that is not done, one after another, as `submit` does."""
     require("run")
     path, options, progress = Path(path), options or SubmitOptions(), progress or silent
-    if options.key:
-        raise SpecError("--key is for one run: a study has a key of its own")
+    if options.key or options.resume:
+        option = "--key" if options.key else "--resume"
+        raise SpecError(f"{option} is for one run: a study has a key of its own")
     if options.detach:
         raise SpecError("--detach is for one run: a study starts one trial after another")
     study = load_study(path, tuple(overrides))

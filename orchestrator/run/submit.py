@@ -26,7 +26,7 @@ from orchestrator.run import cluster as clusters
 from orchestrator.run import progress as events
 from orchestrator.run.calibrate import PROFILE_DOCUMENT, calibrated_plan
 from orchestrator.run.cluster import check_cluster, start_driver
-from orchestrator.run.follow import drive, follow
+from orchestrator.run.follow import drive, follow, watch
 from orchestrator.run.progress import RUNS, NotConfirmed, Notice, Progress
 from orchestrator.run.proofs import prove_before_run
 from orchestrator.run.records import tracked_at_end
@@ -39,6 +39,7 @@ from orchestrator.values.proof import Proof
 from orchestrator.values.run import LIVE, ReasonCode, Run, StateReason
 from orchestrator.values.spec import Proposal, Spec, SubmitOptions
 
+_OVER = 4  # the exit code for a run that failed or was cancelled
 NOBODY_ASKED = "a run on a named cluster needs --yes where nobody can be asked"
 _PLACE = "PATH"  # for a person to fill in
 _CHECK = "--preflight"  # the driver only times the hosts
@@ -79,6 +80,8 @@ def submit(
     path, options = Path(path), options or SubmitOptions()
     if options.key is not None:
         ownership.check_key(options.key)
+    elif options.resume:
+        raise SpecError("--resume goes on with the run of a key: give it with --key")
     with events.interruptible("planning"):
         spec = load(path, tuple(overrides))
         plan = make_plan(spec)
@@ -99,6 +102,8 @@ def submit(
                 if not is_copy(request.storage) or time.monotonic() > deadline:
                     raise
                 time.sleep(_WRITING_POLL_S)
+    if options.resume:
+        return _go_on(request, run)
     request.progress(Notice("already submitted", run=run))
     return run
 
@@ -303,13 +308,56 @@ def _run_with_key(request: Request) -> Run | None:
     journal = Journal(request.storage / key)
     run, submission = journal.run(), journal.state().submitted.submission
     if digest not in (submission.plan_digest, submission.rehearses):
-        raise SpecError(f"run {key} already exists, with another plan: choose another --key")
+        why = f"run {key} already exists, with another plan: choose another --key"
+        if request.options.resume:
+            command = events.run_command("resume", key, request.storage)
+            why = f"{why}, or go on with the plan that it has: {command}"
+        raise SpecError(why)
     asked = request.options.steps  # each stage of a rehearsal has one at least
     if asked and max(asked, len(request.spec.experiment.stages)) != submission.steps:
         raise SpecError(
             f"run {key} already exists, with --steps {submission.steps}: choose another --key"
         )
     return run
+
+
+def _go_on(request: Request, run: Run) -> Run:
+    """Follow a run until nothing drives it, and resume it where `options.resume` has it go on."""
+    options, progress = request.options, request.progress
+    journal, again = Journal(request.storage / run.run), {"lost"}
+    # Only what had stopped, or was to stop, before: whoever cancels the run meanwhile means it.
+    if options.resume == "stopped" and (run.state not in LIVE or run.cancel_requested_at_s):
+        again |= {"failed", "cancelled"}
+    if run.state in LIVE and not options.detach:
+        followed = watch(journal, progress)  # a driver that died a moment ago is only silent
+        if followed is None:
+            progress(Notice("left running", run=journal.run()))
+            return journal.run()
+        if followed.state not in again:
+            return _ended(journal, followed, progress)
+        run = followed
+    elif run.state not in again:
+        progress(Notice("already submitted", run=run))
+        return run
+    submitted = replace(journal.spec().run, storage=request.spec.run.storage)
+    if not run.rehearsal and submitted != request.spec.run:
+        why = "it goes on with the section run that it was submitted with, not with this spec's"
+        progress(Notice("problem", message=f"{run.run}: {why}"))
+    return resume(
+        run.run, request.storage, address=options.address, detach=options.detach,
+        takes_over=run.state == "lost", confirm=request.confirm, progress=progress,
+    )  # fmt: skip
+
+
+def exit_code(run: Run, *, left: bool, restarted: bool = False) -> int:
+    """Return 0 for a run that goes on or succeeded, unless an interrupt ended the following. What
+    restarts a command that goes on with a run learns of one that is over that it need not.
+    """
+    if restarted and not left and run.state in ("failed", "cancelled"):
+        return _OVER
+    if left or run.state == "cancelled":
+        return errors.Interrupted.exit_code
+    return 0 if run.state in LIVE or run.state == "succeeded" else 1
 
 
 def resume(
@@ -320,11 +368,13 @@ def resume(
     address: str | None = None,
     detach: bool = False,
     checks_only: bool = False,
+    takes_over: bool = False,
     confirm: Confirm | None = None,
     progress: Progress | None = None,
 ) -> Run:
     """Resume a run that nothing drives any more, from its last checkpoint, on `pods` pods. With
-    `checks_only` its hosts are timed, and nothing else is done.
+    `checks_only` its hosts are timed, and nothing else is done. A machine that `takes_over` what a
+    lost driver did keeps its retry budgets, and requests to cancel still count.
     """
     require("run")
     where, progress = folder(storage), progress or events.silent
@@ -348,7 +398,8 @@ def resume(
     for warning in plan.warnings:
         if warning.code == "other_batch":
             progress(Notice("problem", message=warning.text))
-    how = ("--resume", *(("--pods", str(pods)) if pods else ()), *([_CHECK] * checks_only))
+    begins = () if takes_over else ("--resume",)
+    how = (*begins, *(("--pods", str(pods)) if pods else ()), *([_CHECK] * checks_only))
     if before.rehearsal:
         if address or detach:
             raise SpecError(f"{before.run} is a rehearsal: no cluster but its own can resume it")

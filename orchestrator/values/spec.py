@@ -199,6 +199,8 @@ class SubmitOptions(codec.Value):
     profile: tuple[int, int] | None = None  # a range of steps to trace
     code: Literal["sent", "installed"] = "sent"  # where a cluster has the project's code from
     key: str | None = None  # the same key twice is one run
+    # Which run of that key is gone on with: one that nothing drives any more, or any that stopped.
+    resume: Literal["lost", "stopped"] | None = None
     detach: bool = False  # return once the cluster has it
     checks_only: bool = False  # time the hosts, and train nothing
 

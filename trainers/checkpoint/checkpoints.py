@@ -200,7 +200,7 @@ class Checkpoints:
                 where = f"{self._folder}/{self._identity_file}"
                 raise CheckpointFailed(f"{where}: cannot be read: {error}") from error
             for name in sorted({*saved, *identity}):
-                was, now = saved.get(name), identity.get(name)
+                was, now = saved.get(name, "none"), identity.get(name, "none")
                 if was != now:
                     fault = f"holds another run: {name} was {was}, against {now}"
                     raise CheckpointFailed(f"{self._folder}: {fault}")
