@@ -34,6 +34,7 @@ _SCHEMA, _STUDY_SCHEMA = ".orch/spec.schema.json", ".orch/study.schema.json"
 _SERVING_SCHEMA = ".orch/serving.schema.json"
 _HEAD = re.compile(r"^# yaml-language-server:.*\n")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._-]+")  # of a key of a ConfigMap
+_PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")  # of TOML
 _LINE = 10_000  # a text is never wrapped
 _COMPUTED_KEYS = ("chip_definition", "overrides")
 
@@ -68,7 +69,8 @@ def chip_files(spec: Spec) -> dict[str, str]:
 def _toml(value: Any) -> str:
     """Return a value of TOML on one line; its texts and numbers are those of JSON."""
     if isinstance(value, dict):
-        pairs = (f"{_toml(key)} = {_toml(inside)}" for key, inside in value.items())
+        keys = {key: key if _PLAIN_KEY.fullmatch(key) else json.dumps(key) for key in value}
+        pairs = (f"{keys[key]} = {_toml(inside)}" for key, inside in value.items())
         return f"{{ {', '.join(pairs)} }}"
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"

@@ -77,8 +77,8 @@ def export(
         if not is_address(path) and not Path(path).is_absolute():
             there = f"{runs_folder(found)}/{path}"
             raise SpecError(
-                f"{key}: {path} is relative to the spec, and pods have a copy of that file alone:"
-                f" name a place in a bucket or in the pods, for example --set {key}={there}"
+                f"{key}: {path} is relative to the folder of the spec, which no pod has: name a"
+                f" place in a bucket, or a path in the pods, for example --set {key}={there}"
             )
     files = chip_files(found)
     text = spec_text(found, next(iter(files), None))
