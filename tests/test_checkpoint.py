@@ -230,6 +230,8 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
     save_steps(tmp_path, 10)
     with pytest.raises(CheckpointFailed, match="holds another run: seed was 1, against 2"):
         Checkpoints(tmp_path, keep=3, identity={"seed": 2})
+    with pytest.raises(CheckpointFailed, match="holds another run: seed was 1, against none"):
+        Checkpoints(tmp_path, keep=3, identity={})
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:

@@ -95,6 +95,8 @@ def test_the_arithmetic_of_waiting_is_said() -> None:
     assert _wait_text(visible, FOUR) == (
         "2 to 4 slices of v5e 2x2 requested, 2 whole, 1 free; c has 1 of 2 hosts"
     )
+    single = _SliceRequest(pods=Pods(min=1, max=1), kind=FOUR.kind, started=False, private=False)
+    assert _wait_text(visible, single).startswith("1 slice of v5e 2x2 requested")
 
 
 # --- why it ended
