@@ -368,6 +368,7 @@ def test_a_run_that_is_over_ends_its_jobset() -> None:
     assert disrupted["action"] == "Ignore"
     [rule] = jobset["spec"]["failurePolicy"]["rules"]
     assert (rule["action"], rule["targetReplicatedJobs"]) == ("FailJobSet", ["driver"])
+    assert rule["onJobFailureReasons"] == ["PodFailurePolicy"]
 
 
 def test_a_chip_of_ones_own_goes_along(tmp_path: Path) -> None:

@@ -94,19 +94,11 @@ def manifests(
         # A job for each slice, and a driver that submits the spec from its ConfigMap. They meet in
         # a folder of the runs' storage; no run has its name.
         meeting = f"{runs}/{'_hosts' if is_address(runs) else '.hosts'}/{name}"
+        over = {"name": "over", "action": "FailJobSet", "targetReplicatedJobs": ["driver"]}
+        over["onJobFailureReasons"] = ["PodFailurePolicy"]  # its exit code is one of _ENDS
         content = {
             "successPolicy": {"operator": "All", "targetReplicatedJobs": ["driver"]},
-            "failurePolicy": {
-                "maxRestarts": _JOBSET_RESTARTS,
-                "rules": [
-                    {
-                        "name": "over",
-                        "action": "FailJobSet",
-                        "onJobFailureReasons": ["PodFailurePolicy"],
-                        "targetReplicatedJobs": ["driver"],
-                    }
-                ],
-            },
+            "failurePolicy": {"maxRestarts": _JOBSET_RESTARTS, "rules": [over]},
             "replicatedJobs": _jobs(spec, plan, name, meeting),
         }
     namespace = {"namespace": options.namespace} if options.namespace else {}
@@ -124,8 +116,9 @@ def manifests(
         made = [config_map, *made]
     if _spans_nodes(plan):
         # NVIDIA's driver starts an IMEX domain on the nodes of each NVLink domain that its pods are
-        # on, however many those are; it makes the template of the claims that join them.
-        channel = {"resourceClaimTemplate": {"name": _channel(name)}}
+        # on, however many those are; it makes the template, here of the same name, of the claims
+        # that join them.
+        channel = {"resourceClaimTemplate": {"name": name}}
         domain = {
             "apiVersion": "resource.nvidia.com/v1beta1",
             "kind": "ComputeDomain",
@@ -150,11 +143,6 @@ def _gke(plan: Plan) -> GkeNames:
 def _spans_nodes(plan: Plan) -> bool:
     """Return whether a slice is an NVLink domain of several nodes."""
     return chip_of(plan).switched and plan.hosts_per_slice > 1
-
-
-def _channel(name: str) -> str:
-    """Return the name of the claims' template that lets pods of the object join such a domain."""
-    return f"{name}-imex"
 
 
 # Pods: one for each host of the slices, and those without chips.
@@ -201,7 +189,7 @@ def _host_pod(spec: Spec, plan: Plan, owner: str, name: str, **container: Any) -
     _place(pod, {_ARCH: _gke(plan).arch, _SPOT: "true" if spec.cluster.kubernetes.spot else None})
     if _spans_nodes(plan):
         claim = {"name": "imex"}
-        pod["resourceClaims"] = [claim | {"resourceClaimTemplateName": _channel(owner)}]
+        pod["resourceClaims"] = [claim | {"resourceClaimTemplateName": owner}]
         pod["containers"][0]["resources"]["claims"] = [claim]
     return pod
 
