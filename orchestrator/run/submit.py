@@ -95,13 +95,20 @@ def submit(
     if run is None:
         try:
             return run_once(request)
-        except RunExists:  # somebody submitted it at the same time, and was first
-            # Wait for the run that they write: a bucket gets a run object by object.
+        except RunExists as exists:  # somebody submitted it at the same time, and was first
+            # Wait for the run that they write: a bucket gets a run object by object, and a part of
+            # it cannot be read yet.
             deadline = time.monotonic() + _WRITING_LIMIT_S
-            while (run := _run_with_key(request)) is None:
-                if not is_copy(request.storage) or time.monotonic() > deadline:
-                    raise
-                time.sleep(_WRITING_POLL_S)
+            while run is None:
+                fault: OrchError = exists
+                try:
+                    run = _run_with_key(request)
+                except errors.JournalUnreadable as error:
+                    fault = error
+                if run is None:
+                    if not is_copy(request.storage) or time.monotonic() > deadline:
+                        raise fault from None
+                    time.sleep(_WRITING_POLL_S)
     if options.resume:
         return _go_on(request, run)
     request.progress(Notice("already submitted", run=run))
