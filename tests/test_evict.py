@@ -174,8 +174,11 @@ def test_an_attempt_has_ended_when_no_rank_of_it_is_left(tmp_path: Path) -> None
     assert left == [0, 0]
 
 
-def test_an_attempt_has_not_ended_while_a_rank_may_still_start(tmp_path: Path) -> None:
+def test_an_attempt_has_not_ended_while_a_rank_may_still_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A rank that sends its first heartbeat after all others are gone is waited for."""
+    monkeypatch.setattr(drivers, "_START_LIMIT_S", 60.0)
     first = driver(tmp_path, _1_0_0="out of luck", _1_1_start="be late")
     with counted_ends() as left:
         assert drivers.run_to_end(first) == 0
@@ -188,7 +191,7 @@ def test_a_rank_that_starts_after_the_end_does_nothing(
 ) -> None:
     """It reads in the journal that its attempt has ended."""
     monkeypatch.setattr(drivers, "_START_LIMIT_S", 0.0)
-    first = driver(tmp_path, _1_1_0="out of luck", _1_0_start="be late")
+    first = driver(tmp_path, _1_1_0="out of luck", _1_0_start="after the end")
     with counted_ends() as left:
         assert drivers.run_to_end(first) == 0
         assert left == [1, 0]
