@@ -104,9 +104,8 @@ def as_typed(
 
 def next_after(error: errors.OrchError) -> str:
     """Return what helps: the same command with a change, a list of what exists, help or a check."""
-    typed = sys.argv[1:]
-    given = {option: f" {option} {value}" for option, value in pairwise(typed)}
-    files = [word for word in typed[1:] if word.endswith((".yaml", ".yml"))]
+    given = {option: f" {option} {value}" for option, value in pairwise(sys.argv[1:])}
+    files = [word for word in sys.argv[2:] if word.endswith((".yaml", ".yml"))]
     match error:
         case Infeasible():  # the nearest spec; without one, the slices that would serve
             if nearest := error.suggestions():
@@ -130,11 +129,15 @@ def next_after(error: errors.OrchError) -> str:
         case errors.NotAnswered():
             return as_typed(more=("--yes",))
         case errors.SpecError():  # the help of the command that was typed
-            names = [word for word in typed[:2] if word.isalpha()]
-            known = names if names[:1] in (["export"], ["import"], ["data"]) else names[:1]
-            return " ".join(["orch", *known, "--help"])
+            return _help_command()
         case _:
             return f"orch doctor{given.get('--address', '')}"
+
+
+def _help_command() -> str:
+    names = [word for word in sys.argv[1:3] if word.isalpha()]
+    known = names if names[:1] in (["export"], ["import"], ["data"]) else names[:1]
+    return " ".join(["orch", *known, "--help"])
 
 
 def _after_problems(error: SpecProblems) -> str:
@@ -149,10 +152,9 @@ def _after_problems(error: SpecProblems) -> str:
     if first.code == "unreadable":
         if is_run(RUNS / first.file):
             return f"orch status {first.file}"
-        command, *words = sys.argv[1:]
-        if command in ("plan", "submit") and words[:1] == [first.file]:
+        if sys.argv[1:3] in (["plan", first.file], ["submit", first.file]):
             return f"orch init {first.file}{'' if Path(first.file).suffix else '.yaml'}"
-        return f"orch {command} --help"
+        return _help_command()
     if len(error.problems) == 1 and (corrected := _corrected_override(first)):
         return as_typed(changed=corrected)
     meant = first.suggestion.value if first.suggestion and first.code == "unknown-key" else ""

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import ceil, prod
@@ -243,7 +243,10 @@ def _evict(journal: Journal, before: RunState) -> None:
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(driver.pid)
             tree = [process, *process.children(recursive=True)]
-            _kill(child.pid for child in tree if child.pid != os.getpid())
+            for child in tree:
+                if child.pid != os.getpid():
+                    with suppress(psutil.Error):
+                        child.kill()  # it refuses where another process has the number by now
     if before.attempts:
         _end_ranks(journal, before.attempts[-1].number)
 
@@ -271,15 +274,10 @@ def _end_ranks(
         awaited = bool(here or not beats) and not expected <= beats.keys()
         if not left and (not awaited or waited_s > _START_LIMIT_S):
             return
-        if left and waited_s > _EXIT_LIMIT_S:
-            _kill(process.pid for process in left)
+        for process in left if waited_s > _EXIT_LIMIT_S else ():
+            with suppress(psutil.Error):  # the end of one may have ended another
+                psutil.Process(process.pid).kill()
         clock.sleep(POLL_S)
-
-
-def _kill(pids: Iterable[int]) -> None:
-    for pid in pids:
-        with suppress(psutil.Error):  # the end of one may have ended another
-            psutil.Process(pid).kill()
 
 
 # --- the slices that an attempt takes, among those that the backend shows: pure

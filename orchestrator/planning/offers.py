@@ -409,10 +409,10 @@ def _joined(stages: Sequence[_StageOffer], wanted: OfferRequest) -> Offer:
         price = longest.dollars_per_chip_hour or 0.0
         dollars = forecast.plus(forecast.add(paid), price * stages[0][2] * changes_s / HOUR_S)
 
-    # Along each axis, the value that is farthest from the published runs.
     def distance(axis: Extrapolation) -> float:
         return forecast.beyond(axis.value, axis.low, axis.high)
 
+    # Along each axis, the value that is farthest from the published runs.
     farthest: dict[str, Extrapolation] = {}
     for axis in (axis for offer in offers for axis in offer.extrapolations):
         farthest[axis.axis] = max(farthest.get(axis.axis, axis), axis, key=distance)

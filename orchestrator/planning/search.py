@@ -376,7 +376,7 @@ def multiple_of(request: SearchRequest, sizes: Sizes) -> Ints:
 
 class _Columns:
     """What a search prices: a column for each mesh with its batch, each number of microbatches and
-    each way to run a pipeline. Those of one `cell` differ in microbatches alone, ascending. Rows
+    each way to run a pipeline. Those of one `cell` differ only in microbatches, ascending. Rows
     are placements on the torus: memory depends on none, so what fits is found once for all rows of
     a mesh and a batch, their `key`.
     """
