@@ -21,7 +21,7 @@ from orchestrator.launch.ray.backend import _RayJobs
 from orchestrator.run import cluster, follow
 from orchestrator.run import submit as submitting
 from orchestrator.run.follow import _ClusterFollower, _RehearsalFollower, _RunWatch
-from orchestrator.run.progress import Notice, Progress, TaskEnded, Tracked
+from orchestrator.run.progress import Notice, Progress, Stage, TaskEnded, Tracked
 from orchestrator.show import progress as display
 from orchestrator.show import terminal
 from orchestrator.show.progress import Display
@@ -169,6 +169,22 @@ def test_what_is_waited_for_is_counted_on_a_terminal_alone(
     assert list(dict.fromkeys(DrawnLine.texts)) == (expected if live else [])
     assert list(dict.fromkeys(DrawnLine.shares)) == ([None, 2 / 3] if live else [])
     assert printed.err == ""
+
+
+def test_a_pipe_hears_what_a_stage_waits_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each stage at once; what changes in it, at most every two seconds."""
+    now = iter([0.0, 0.5, 2.5, 3.0, 5.0])
+    monkeypatch.setattr(display.time, "monotonic", lambda: next(now))
+    shown = Display()  # at 0.0; only a changed state asks for the time
+    for stage, state in [
+        ("looking", ""), ("looking", "0 of 2"), ("looking", "1 of 2"), ("looking", "1 of 2"),
+        ("looking", "2 of 2"), ("taking", ""),
+    ]:  # fmt: skip
+        shown(Stage(task="hosts", stage=stage, state=state))
+    expected = ["hosts: looking", "hosts: looking: 1 of 2", "hosts: taking"]
+    assert capsys.readouterr().err.splitlines() == expected
 
 
 class DrawnLine:

@@ -558,7 +558,11 @@ def test_a_preflight_says_what_the_hosts_have(
     monkeypatch.setenv("PRESENT", "x")
     with hosts(meeting, plan):
         request = request_of(plan, ("PRESENT", "ABSENT"), str(marker))
-        report = _MeetingClient(meeting).preflight(plan, request, None, lambda _: None).report
+        told: list[str] = []
+        report = _MeetingClient(meeting).preflight(plan, request, None, told.append).report
+    assert (told[0], told[-1]) == tuple(
+        f"{count} of 2 hosts answered; they have 10 min" for count in (0, 2)
+    )
     assert (report.present, report.free, dict(report.others)) == (2, 2, {})
     assert [(host.reaches, host.lacks) for host in report.hosts] == [(True, ("ABSENT",))] * 2
     assert all(host.versions["python"] for host in report.hosts)

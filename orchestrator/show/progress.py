@@ -59,7 +59,7 @@ class Display:
     def __init__(self, other_plans: str = "", *, detach: bool = False) -> None:
         self.other_plans, self.detach, self.left = other_plans, detach, False
         self.status = StatusLine(live=is_live(sys.stderr))
-        self.stage, self.counted_at_s = "", time.monotonic()
+        self.stage, self.stated, self.counted_at_s = "", "", time.monotonic()
         self.rehearses = False  # its plan is shown in brief: the result is of a small copy
         # The run that is followed: what it waits for, and the share of it that is done.
         self.task, self.waiting = "", ""
@@ -71,9 +71,12 @@ class Display:
         match event:
             case events.Stage(task=task, stage=stage, state=state):
                 text = f"{task}: {stage}"
-                self.status.update(f"{text}: {state}" if state else text)
-                if not self.status.live and text != self.stage:
-                    echo(text, err=True)
+                with_state = f"{text}: {state}" if state else text
+                self.status.update(with_state)
+                is_new = text != self.stage or (with_state != self.stated and self._is_due())
+                if not self.status.live and is_new:
+                    echo(with_state, err=True)
+                    self.stated = with_state
                 self.stage = text
             case events.UnitsDone():
                 self._count(event)
@@ -89,9 +92,15 @@ class Display:
         total = "" if event.total is None else f" of {event.total:,}"
         text = f"{event.task}: {event.done:,}{total} {event.unit}"
         self.status.update(text, event.done / event.total if event.total else None)
-        if not self.status.live and time.monotonic() - self.counted_at_s >= _COUNT_EVERY_S:
+        if not self.status.live and self._is_due():
             echo(text, err=True)
-            self.counted_at_s = time.monotonic()
+
+    def _is_due(self) -> bool:
+        """Whether a pipe gets another line about the same; asked, it is not due for a while."""
+        now_s = time.monotonic()
+        due = now_s - self.counted_at_s >= _COUNT_EVERY_S
+        self.counted_at_s = now_s if due else self.counted_at_s
+        return due
 
     def _notice(self, topic: str, values: Mapping[str, Any]) -> None:
         match topic:

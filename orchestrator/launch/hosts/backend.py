@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator import storage
+from orchestrator import formatting, storage
 from orchestrator.errors import Superseded
 from orchestrator.journal.run_journal import Journal
 from orchestrator.launch import backend
@@ -267,7 +267,8 @@ class _MeetingClient:
         while True:
             hosts = list(watch.look().values())
             answered = sum(state.answer_to(question) is not None for state in hosts)
-            on_state(f"{answered} of {plan.hosts} hosts answered")
+            limit = formatting.elapsed(_ANSWER_LIMIT_S)
+            on_state(f"{answered} of {plan.hosts} hosts answered; they have {limit}")
             if plan.hosts <= answered == len(hosts) or time.monotonic() > deadline:
                 break
             time.sleep(_POLL_S)
