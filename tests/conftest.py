@@ -227,7 +227,7 @@ def golden(request: pytest.FixtureRequest) -> HoldGolden:
 def bucket_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[BucketServer]:
     """A server that both kinds of buckets lead to, with no copy of them here yet."""
     with BucketServer() as server:
-        monkeypatch.setenv(buckets.GCS_ENDPOINT, server.url)
+        monkeypatch.setenv(buckets._GCS_ENDPOINT, server.url)
         monkeypatch.setenv(buckets._S3_ENDPOINT, server.url)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")

@@ -89,7 +89,7 @@ def test_arrays_that_overlap_or_have_another_type_are_refused(
 def test_a_manifest_is_a_small_file(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "manifest.json")
     with pytest.raises(DataUnusable):
-        manifest._read_manifest(tmp_path / "manifest.json")
+        manifest._TokenSet.open(tmp_path / "manifest.json")
 
 
 @pytest.mark.parametrize("file", ["/dev/zero", "s\0.bin", "pipe"])
@@ -99,7 +99,7 @@ def test_a_shard_is_a_file(tmp_path: Path, file: str) -> None:
     told = {"tokenizer": "bytes", "vocab": 257, "dtype": "uint16", "shards": shards}
     (tmp_path / "manifest.json").write_text(json.dumps(told))
     with pytest.raises(DataUnusable):
-        manifest._read_manifest(tmp_path / "manifest.json")
+        manifest._TokenSet.open(tmp_path / "manifest.json")
 
 
 @pytest.mark.parametrize("make", [pipe, deep, lambda path: path.write_text('{"eos_token": [1]}')])

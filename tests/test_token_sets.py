@@ -399,7 +399,7 @@ def test_the_set_knows_its_tokenizer(tokenizer: Path, tmp_path: Path) -> None:
     (tmp_path / "in" / "a.txt").write_text("one")
     file = str(tokenizer / "tokenizer.json")
     assert packed(tmp_path, "--tokenizer", file, "--end", "four") == [2, 5]
-    manifest = manifests._read_manifest(tmp_path / "set" / manifests.FILE_NAME)
+    manifest = manifests._TokenSet.open(tmp_path / "set" / manifests.FILE_NAME).manifest
     assert (manifest.tokenizer, manifest.vocab) == (tokenizer.name, 6)
 
 

@@ -309,7 +309,7 @@ def test_a_table_summed_in_each_chunk_gives_the_reference(
 
 def test_keys_in_many_blocks_give_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention may see a few keys at a time; here 8 of 32."""
-    monkeypatch.setattr("trainers.llama.attention_kernels._MOST_KEYS", 8)
+    monkeypatch.setattr("trainers.llama.attention_kernels.MOST_KEYS", 8)
     check_against_reference(plan_of(sequence=2))
 
 

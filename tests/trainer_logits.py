@@ -12,7 +12,7 @@ from trainers.contract import Program, place
 from trainers.llama import attention_kernels, parameters
 from trainers.llama.collectives import BATCH, MESH, SEQUENCE, TENSOR, all_gather
 from trainers.llama.layers import Runtime
-from trainers.llama.model import _residual_stream
+from trainers.llama.model import embed, pattern_of_blocks
 from trainers.llama.parameters import norm
 from trainers.llama.step import _TOKENS
 
@@ -22,7 +22,9 @@ def logits_of(program: Program, runtime: Runtime, weights: Any, tokens: np.ndarr
     network, plan = runtime.network, program.plan
 
     def of_chip(weights: Any, batch: dict[str, jax.Array]) -> jax.Array:
-        x, _ = _residual_stream(runtime, weights, batch["inputs"])
+        x = embed(runtime, weights, batch["inputs"])
+        for segment in network.segments:
+            x, _ = pattern_of_blocks(runtime, segment, weights, x)
         x = all_gather(norm(network.norm, weights, x), TENSOR, 1)
         table = runtime.gather_rows(weights[network.head.name], 1)
         logits = jnp.einsum("bsd,dv->bsv", x, table, precision="highest")

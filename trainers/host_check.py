@@ -36,9 +36,9 @@ def time_hosts(plan: Plan) -> HostSeconds:
     measured again, and the better time counts: other work on a host may have disturbed the first.
     """
     prepare_devices()
-    tests = [*_local_tests(plan), *_collective_tests(plan)]
-    barrier("the tests of hosts are compiled")
     emulated = jax.local_devices()[0].platform == "cpu"
+    tests = [*_local_tests(plan, emulated=emulated), *_collective_tests(plan, emulated=emulated)]
+    barrier("the tests of hosts are compiled")
     taken = _all_times(tests, emulated=emulated)
     names = tuple(name for name, *_ in tests)
     first = HostSeconds(names, taken, emulated=emulated)
@@ -48,10 +48,9 @@ def time_hosts(plan: Plan) -> HostSeconds:
     return HostSeconds(names, again, emulated=emulated)
 
 
-def _local_tests(plan: Plan) -> Iterator[_Test]:
+def _local_tests(plan: Plan, *, emulated: bool) -> Iterator[_Test]:
     """Yield the tests that need only one host."""
     devices = jax.local_devices()
-    emulated = devices[0].platform == "cpu"
     dtype = DTYPES.get(plan.precision.compute, jnp.bfloat16)
     amounts = (_EMULATED_FLOPS, _EMULATED_COPY) if emulated else (_MATMUL_FLOPS, _COPY_BYTES)
     for name, amount in zip(("matmul", "copy"), amounts, strict=True):
@@ -77,9 +76,8 @@ def _slowest(runs: list[_Run]) -> float:
     return max(run() for run in runs)
 
 
-def _collective_tests(plan: Plan) -> Iterator[_Test]:
+def _collective_tests(plan: Plan, *, emulated: bool) -> Iterator[_Test]:
     mesh = mesh_of(plan, jax.devices())
-    emulated = jax.local_devices()[0].platform == "cpu"
     numbers = (_EMULATED_COLLECTIVE if emulated else _COLLECTIVE_BYTES) // 4
     for place, (axis, size) in enumerate(mesh.shape.items()):
         if size > 1:

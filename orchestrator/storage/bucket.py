@@ -28,7 +28,7 @@ _MOST_BYTES = 1 << 30  # of an object that is read whole: the code of a run
 _WAITS_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 THREADS = 16
 # Google's own libraries, AWS's own and TensorStore read these names too.
-GCS_ENDPOINT, _S3_ENDPOINT = "STORAGE_EMULATOR_HOST", "AWS_ENDPOINT_URL"
+_GCS_ENDPOINT, _S3_ENDPOINT = "STORAGE_EMULATOR_HOST", "AWS_ENDPOINT_URL"
 
 
 class StoredObject(Value):
@@ -194,9 +194,8 @@ def _store(scheme: str, name: str, limit_s: int) -> Any:
     retries: Any = {"max_retries": 0}  # `_tried` tries again: it knows what a lost answer means
     kind, settings = stores.S3Store, s3_settings()
     if scheme == "gs":
-        kind, settings, endpoint = stores.GCSStore, {}, os.environ.get(GCS_ENDPOINT)
-        if endpoint:
-            url = endpoint if "://" in endpoint else f"http://{endpoint}"
+        kind, settings = stores.GCSStore, {}
+        if url := gcs_endpoint():
             no_account = {"client_email": "", "private_key": "", "private_key_id": ""}
             account = {"gcs_base_url": url, "disable_oauth": True, **no_account}
             settings = {"service_account_key": json.dumps(account)}
@@ -204,6 +203,11 @@ def _store(scheme: str, name: str, limit_s: int) -> Any:
         return kind(name, client_options=options, retry_config=retries, **settings)
     except Exception as error:
         raise _failure(f"{scheme}://{name}", error) from error
+
+
+def gcs_endpoint() -> str | None:
+    endpoint = os.environ.get(_GCS_ENDPOINT)
+    return f"http://{endpoint}" if endpoint and "://" not in endpoint else endpoint
 
 
 def s3_settings() -> dict[str, Any]:

@@ -33,8 +33,8 @@ _ADVICE = "; put one back that is whole, or submit the run anew"
 # L layers is [L, ...], or [chunks, places, ...] for a pipeline. Flat, both have layers in order;
 # the last places of a pipeline may be empty. So only the shape of an array differs.
 
-Layers = Mapping[str, int]  # by the name of the part of a state that stacks them
-NO_LAYERS: Layers = {}
+_Layers = Mapping[str, int]  # by the name of the part of a state that stacks them
+_NO_LAYERS: _Layers = {}
 _Shape = tuple[int, ...]
 
 
@@ -46,7 +46,7 @@ class _Stacks(NamedTuple):
     wanted: int
 
 
-def stacks_of(name: str, saved: _Shape, wanted: _Shape, layers: Layers) -> _Stacks | None:
+def _stacks_of(name: str, saved: _Shape, wanted: _Shape, layers: _Layers) -> _Stacks | None:
     """Return how a leaf is stacked, if the checkpoint and the program stack it differently."""
     count = next((layers[part] for part in name.split(".") if part in layers), None)
     more = len(wanted) - len(saved)
@@ -55,15 +55,15 @@ def stacks_of(name: str, saved: _Shape, wanted: _Shape, layers: Layers) -> _Stac
     return _Stacks(count, 1 if more > 0 else 2, 1 if more < 0 else 2)
 
 
-def restacked(name: str, saved: _Shape, wanted: _Shape, layers: Layers) -> _Shape:
+def _restacked(name: str, saved: _Shape, wanted: _Shape, layers: _Layers) -> _Shape:
     """Return the shape that a saved leaf has in the program's stacks."""
-    stacks = stacks_of(name, saved, wanted, layers)
+    stacks = _stacks_of(name, saved, wanted, layers)
     if stacks is None or prod(saved[: stacks.saved]) < stacks.layers:
         return saved
     return *wanted[: stacks.wanted], *saved[stacks.saved :]
 
 
-class Restacked(NamedTuple):
+class _Restacked(NamedTuple):
     """A leaf to be read as it was saved, on the devices that want it."""
 
     stacks: _Stacks
@@ -111,19 +111,15 @@ class _ListedSave(NamedTuple):
 class SaveLog(Protocol):
     def recorded(self) -> Sequence[SavedCheckpoint | _ListedSave]:
         """Return the newest checkpoints that count, the newest last."""
-        ...
 
     def folder(self, step: int) -> str:
         """Return the name of the folder of a checkpoint that this attempt saves."""
-        ...
 
     def report(self, step: int, sha256: str) -> None:
         """Report that a checkpoint of this attempt is whole."""
-        ...
 
     def settle(self) -> None:
         """Wait a moment until the last report is recorded."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -223,7 +219,7 @@ class Checkpoints:
             error.add_note(str(failure))
 
     def restore(
-        self, target: _Tree, table_rows: Rows = NO_TABLES, layers: Layers = NO_LAYERS
+        self, target: _Tree, table_rows: Rows = NO_TABLES, layers: _Layers = _NO_LAYERS
     ) -> _Restored | None:
         """Return the newest whole state, as `target` shapes and shards it; None if none was saved.
         Leaves of `table_rows` have these rows, then zeros; those below `layers` may be stacked
@@ -247,7 +243,7 @@ class Checkpoints:
                 raise CheckpointFailed(f"{self._folder}: {fault}")
             saved, expected = self._saver.shapes(save.folder), step_folders.shapes_of(target)
             as_stacked = {
-                name: (kind, restacked(name, shape, expected[name][1], layers))
+                name: (kind, _restacked(name, shape, expected[name][1], layers))
                 for name, (kind, shape) in saved.items()
                 if name in expected
             }
@@ -255,9 +251,9 @@ class Checkpoints:
                 where = f"{self._folder}/{save.folder}"
                 raise CheckpointFailed(f"{where}: is of another model or optimizer: {differs}")
             stacks = {
-                name: Restacked(stacks, saved[name][1], leaf)
+                name: _Restacked(stacks, saved[name][1], leaf)
                 for name, leaf in step_folders.named_leaves(target)
-                if (stacks := stacks_of(name, saved[name][1], leaf.shape, layers))
+                if (stacks := _stacks_of(name, saved[name][1], leaf.shape, layers))
             }
 
             def as_saved(path: Any, leaf: Any) -> Any:

@@ -20,7 +20,7 @@ import numpy as np
 import tensorstore as ts
 
 from orchestrator.storage.addresses import Place, place_of
-from orchestrator.storage.bucket import GCS_ENDPOINT, Bucket, s3_settings
+from orchestrator.storage.bucket import Bucket, gcs_endpoint, s3_settings
 from orchestrator.values import codec
 from trainers.checkpoint import step_folders
 from trainers.checkpoint.step_folders import (
@@ -294,8 +294,7 @@ def stored_array(
 def driver(scheme: str) -> dict[str, Any]:
     """Return TensorStore's driver for a kind of bucket, at the endpoint of the environment."""
     if scheme == "gs":
-        if endpoint := os.environ.get(GCS_ENDPOINT):
-            url = endpoint if "://" in endpoint else f"http://{endpoint}"
+        if url := gcs_endpoint():
             os.environ["TENSORSTORE_GCS_HTTP_URL"] = url
         return {"driver": "gcs"}
     settings = s3_settings()

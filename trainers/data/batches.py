@@ -63,11 +63,9 @@ class BatchSource(Protocol):
     @property
     def digest(self) -> str:
         """Identity of the text: sources of equal digest hold the same tokens."""
-        ...
 
     def batch(self, step: int, rows: range) -> np.ndarray:
         """Return token ids int32 [rows, length + 1] of some rows of the batch of this step."""
-        ...
 
 
 def batch_source(plan: Plan, folder: Path = Path(), *, verify: bool = False) -> BatchSource:

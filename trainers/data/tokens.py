@@ -74,27 +74,6 @@ class Manifest:
         return sum(shard.tokens for shard in self.shards)
 
 
-def _read_manifest(path: Path) -> Manifest:
-    """The manifest at that path; every shard exists and has the right size."""
-    try:
-        manifest = codec.from_json(read_regular(path), Manifest)
-    except OSError as error:
-        fault = f"no token set manifest can be read: {error.strerror}"
-        raise DataUnusable(f"{address(path)}: {fault}") from error
-    except msgspec.DecodeError as error:
-        raise DataUnusable(f"{address(path)}: not a token set manifest: {error}") from error
-    for shard in manifest.shards:
-        where = address(path.parent / shard.file)
-        try:
-            actual_bytes = check_regular(path.parent / shard.file)
-        except OSError as error:
-            raise DataUnusable(f"{where}: shard cannot be read: {error.strerror}") from error
-        expected = shard.tokens * manifest.wire_dtype.itemsize
-        if actual_bytes != expected:
-            raise DataUnusable(f"{where}: {actual_bytes} bytes, against {expected} in the manifest")
-    return manifest
-
-
 _ROUNDS = 6  # of the Feistel network that shuffles
 _READERS = 32  # of windows of a bucket at once: an answer takes tens of milliseconds
 
@@ -109,8 +88,24 @@ class _TokenSet:
     @staticmethod
     def open(path: Path, *, verify: bool = False) -> "_TokenSet":
         """Open the set of that manifest; `verify` reads it through and checks every sha256."""
-        manifest, shards = _read_manifest(path), list[np.ndarray | _StoredTokens]()
-        dtype = manifest.wire_dtype
+        try:
+            manifest = codec.from_json(read_regular(path), Manifest)
+        except OSError as error:
+            fault = f"no token set manifest can be read: {error.strerror}"
+            raise DataUnusable(f"{address(path)}: {fault}") from error
+        except msgspec.DecodeError as error:
+            raise DataUnusable(f"{address(path)}: not a token set manifest: {error}") from error
+        dtype, shards = manifest.wire_dtype, list[np.ndarray | _StoredTokens]()
+        for shard in manifest.shards:  # every one exists and has the right size
+            where = address(path.parent / shard.file)
+            try:
+                actual_bytes = check_regular(path.parent / shard.file)
+            except OSError as error:
+                raise DataUnusable(f"{where}: shard cannot be read: {error.strerror}") from error
+            expected = shard.tokens * dtype.itemsize
+            if actual_bytes != expected:
+                why = f"{actual_bytes} bytes, against {expected} in the manifest"
+                raise DataUnusable(f"{where}: {why}")
         for shard in manifest.shards:
             file = path.parent / shard.file
             if verify and (actual := file_digest(file)) != shard.sha256:

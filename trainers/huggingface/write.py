@@ -28,7 +28,6 @@ from trainers.data.pack import new_folder
 from trainers.huggingface import read
 from trainers.mesh import abstract_mesh_of
 
-_Region = tuple[slice, ...]
 _PARAMETERS = "parameters"  # their place in a trainer's state
 _DTYPES: dict[str, Any] = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16}
 _MOST_BYTES = 5 * 10**9  # of a file, as transformers has them
@@ -45,17 +44,33 @@ def write(request: WeightsRequest, plan: Plan) -> WeightsResult:
     # How the architecture of the config stores the parameters of the plan's trainer.
     program = load(plan.trainer).program(plan, abstract_mesh_of(plan))
     weights = read.stored_weights(program, str(request.config["model_type"]))
-    shapes = read.stored_shapes(weights)
+    shapes, dtype = read.stored_shapes(weights), _DTYPES[request.dtype]
+    # Files of at most five gigabytes or one array.
+    groups: list[dict[str, read.Shape]] = [{}]
+    size = 0
+    for name, shape in shapes.items():
+        array_bytes = prod(shape) * np.dtype(dtype).itemsize
+        if groups[-1] and size + array_bytes > _MOST_BYTES:
+            groups.append({})
+            size = 0
+        groups[-1][name] = shape
+        size += array_bytes
+    names, last = [read.ONE_FILE], len(groups)
+    if last > 1:
+        names = [f"model-{number:05d}-of-{last:05d}.safetensors" for number in range(1, last + 1)]
     with new_folder(out) as folder:
-        files = _new_files(folder, shapes, _DTYPES[request.dtype])
+        files = {
+            name: _new_arrays(folder / name, group, dtype)
+            for name, group in zip(names, groups, strict=True)
+        }
         arrays = {name: array for file in files.values() for name, array in file.items()}
         for done, weight in enumerate(weights):
             print(json.dumps({"done": done, "total": len(weights)}), flush=True)
             _copy(_saved_array(checkpoint, weight.path), weight, arrays)
         if len(files) > 1:
-            names = {name: file for file, inside in files.items() for name in inside}
+            places = {name: file for file, inside in files.items() for name in inside}
             total = sum(array.nbytes for array in arrays.values())
-            index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(names.items()))}
+            index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
             (folder / read.INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
         config = json.dumps(request.config, indent=2) + "\n"
         (folder / read.CONFIG).write_text(config, encoding="utf-8")
@@ -110,7 +125,9 @@ def _copy(source: Any, weight: PublishedWeight, arrays: Mapping[str, np.ndarray]
             _put(weight, arrays[weight.name_at(index)], inner, filled[place])
 
 
-def _put(weight: PublishedWeight, array: np.ndarray, inner: _Region, part: np.ndarray) -> None:
+def _put(
+    weight: PublishedWeight, array: np.ndarray, inner: tuple[slice, ...], part: np.ndarray
+) -> None:
     """Put a part of a weight, in the order of the trainer's dimensions, into a published array."""
     ranges = [range(side.start, side.stop) for side in inner]
     places = [axis.places(ranges) for axis in weight.axes]
@@ -126,26 +143,6 @@ def _put(weight: PublishedWeight, array: np.ndarray, inner: _Region, part: np.nd
 _TYPE_NAMES = {np.dtype("float32"): "F32", np.dtype(ml_dtypes.bfloat16): "BF16"}
 _FORMAT = {"__metadata__": {"format": "pt"}}  # without it transformers refuses a file
 _ALIGNED = 8  # bytes
-
-
-def _new_files(
-    folder: Path, shapes: Mapping[str, read.Shape], dtype: Any
-) -> dict[str, dict[str, np.ndarray]]:
-    """Arrays by the names of files, of at most five gigabytes or one array."""
-    groups: list[dict[str, read.Shape]] = [{}]
-    size = 0
-    for name, shape in shapes.items():
-        array_bytes = prod(shape) * np.dtype(dtype).itemsize
-        if groups[-1] and size + array_bytes > _MOST_BYTES:
-            groups.append({})
-            size = 0
-        groups[-1][name] = shape
-        size += array_bytes
-    names, last = [read.ONE_FILE], len(groups)
-    if last > 1:
-        names = [f"model-{number:05d}-of-{last:05d}.safetensors" for number in range(1, last + 1)]
-    files = zip(names, groups, strict=True)
-    return {name: _new_arrays(folder / name, group, dtype) for name, group in files}
 
 
 def _new_arrays(path: Path, shapes: Mapping[str, read.Shape], dtype: Any) -> dict[str, np.ndarray]:

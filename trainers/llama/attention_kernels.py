@@ -23,15 +23,7 @@ from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
 from orchestrator.errors import SpecError
 from orchestrator.network.description import Scores
-from orchestrator.planning.kernels import (
-    LANES,
-    attention_block,
-    block_sizes,
-    head_bytes,
-)
-from orchestrator.planning.kernels import (
-    MOST_KEYS as _MOST_KEYS,
-)
+from orchestrator.planning.kernels import LANES, MOST_KEYS, attention_block, block_sizes, head_bytes
 from trainers.llama.collectives import SEQUENCE, all_gather
 
 # Flash attention in plain JAX, forward and backward, for any platform
@@ -166,7 +158,7 @@ def _grouped(x: jax.Array, kv_heads: int) -> jax.Array:
 def _blocks(k: jax.Array, v: jax.Array, documents: Documents | None) -> _Blocks:
     """Keys, values [S/B, b, B, K, H], places [S/B, B] and documents [S/B, b, B] by blocks."""
     b, length, *_ = k.shape
-    size = max(n for n in range(1, min(length, _MOST_KEYS) + 1) if length % n == 0)
+    size = max(n for n in range(1, min(length, MOST_KEYS) + 1) if length % n == 0)
 
     def cut(x: jax.Array) -> jax.Array:
         return x.reshape(b, length // size, size, *x.shape[2:]).swapaxes(0, 1)

@@ -29,8 +29,6 @@ from trainers.llama.collectives import EXPERT, TENSOR, all_gather, all_reduce, l
 from trainers.llama.layers import Grouped, Runtime, activate
 from trainers.llama.parameters import Parameters, norm
 
-_Product = Callable[[jax.Array, jax.Array], jax.Array]
-
 # Which experts a token goes to, with what weights, and what keeps the experts evenly loaded
 
 
@@ -45,13 +43,12 @@ def _route(moe: MixtureOfExperts, logits: jax.Array, bias: jax.Array | None) -> 
     """The experts of each token. logits [b, S, E] fp32, bias [E]"""
     sigmoid = moe.router == "sigmoid"
     scores = jax.nn.sigmoid(logits) if sigmoid else jax.nn.softmax(logits)
-    preference = scores if bias is None else scores + bias
-    preference = jax.lax.stop_gradient(preference)
+    preference = jax.lax.stop_gradient(scores if bias is None else scores + bias)
     if moe.groups > 1:
         # The preference for experts of the best groups; no other is chosen. A group is as good as
         # its best expert, and with a sigmoid as its two best together.
         grouped = preference.reshape(*preference.shape[:-1], moe.groups, -1)
-        counted = min(2, grouped.shape[-1]) if moe.router == "sigmoid" else 1
+        counted = min(2, grouped.shape[-1]) if sigmoid else 1
         best = jax.lax.top_k(grouped, counted)[0].sum(-1)
         chosen = jax.lax.top_k(best, moe.top_groups)[1]
         is_chosen = jax.nn.one_hot(chosen, moe.groups, dtype=bool).any(-2)
@@ -224,7 +221,9 @@ def _own_experts(
 
     @line("matmul")
     def product(
-        rows: jax.Array, weight: jax.Array, multiply: _Product = runtime.matmul
+        rows: jax.Array,
+        weight: jax.Array,
+        multiply: Callable[[jax.Array, jax.Array], jax.Array] = runtime.matmul,
     ) -> jax.Array:
         """Rows, expert after expert, times weights [E, D, F]."""
         if sizes is not None:

@@ -19,14 +19,7 @@ from orchestrator.network import rematerialization
 from orchestrator.network.decoder import BLOCK_INPUT
 from orchestrator.network.description import Mixture, Segment, Stack
 from trainers.llama import attention_kernels, collectives
-from trainers.llama.collectives import (
-    TENSOR,
-    VOCAB,
-    all_gather,
-    line,
-    over_stages,
-    reduce_scatter,
-)
+from trainers.llama.collectives import TENSOR, VOCAB, all_gather, line, over_stages, reduce_scatter
 from trainers.llama.layers import Runtime, attention, mlp
 from trainers.llama.loss import Logits, Loss, SplitTable, token_loss
 from trainers.llama.mixture import Routed, mixture
@@ -81,19 +74,11 @@ def batch_loss(
         if name not in stacks:
             reduced = _reduced_in_backward(runtime, {name: parameters[name]}, {name: spec})
             parameters = {**parameters, **reduced}
-    x, routed = _residual_stream(runtime, parameters, batch["inputs"])
-    return head_loss(runtime, parameters, x, batch["targets"]), routed
-
-
-def _residual_stream(
-    runtime: Runtime, parameters: Parameters, words: jax.Array
-) -> tuple[jax.Array, Routed | None]:
-    """Words [b, S/s] -> the residual stream after the last block [b, S/(s Y), D]."""
-    x, routed_layers = embed(runtime, parameters, words), list[Routed]()
+    x, routed_layers = embed(runtime, parameters, batch["inputs"]), list[Routed]()
     for segment in runtime.network.segments:
-        x, routed = pattern_of_blocks(runtime, segment, parameters, x)
+        x, routed = pattern_of_blocks(runtime, segment, parameters, x)  # [b, S/(s Y), D]
         routed_layers += routed
-    return x, joined(routed_layers)
+    return head_loss(runtime, parameters, x, batch["targets"]), joined(routed_layers)
 
 
 def joined(routed_layers: list[Routed]) -> Routed | None:

@@ -120,11 +120,8 @@ _DECAY_EXPONENT = 0.8  # the decay rate of step t is 1 - t^-0.8
 _LEAST_SQUARE = 1e-30  # in place of a second moment that is zero
 _LEAST_SCALE = 1e-3  # of an update, where a matrix is smaller
 _LARGEST_UPDATE = 1.0  # root mean square, before the scale
-_STACKED = (
-    "chunks",
-    "layers",
-    "experts",
-)  # dimensions along which a leaf has one matrix after another
+# Dimensions along which a leaf has one matrix after another.
+_STACKED = ("chunks", "layers", "experts")
 
 
 class _Moments(NamedTuple):

@@ -315,9 +315,7 @@ class _Passes:
     def _differentiated(
         self, x: jax.Array, chunk: jax.Array | int, microbatch: jax.Array | int
     ) -> tuple[jax.Array, Any, Any, Routed | None]:
-        """What a chunk makes of x, how to pull a gradient back, what that keeps, and what the
-        routers say.
-        """
+        """Return a chunk's output for x, the pull of gradients, what it keeps, what routers say."""
         run = partial(self._run_chunk, chunk=chunk, microbatch=microbatch)
         (y, _), pull, routed = jax.vjp(run, self._chunk, x, has_aux=True)
         needed = residuals(pull)

@@ -248,12 +248,21 @@ def _pass(
         x = x + lookup(weights["positions"], places, runtime.on_gpu)
     x = _summed(x)
     x = (x * network.embedding_scale).astype(x.dtype)
-    # Where a pass writes: to one sequence, or to all.
+    # Where a pass writes: to one sequence, or to all. Scales are of all sequences.
     slot = batch["slot"][0] if "slot" in batch else None
-    own = {
-        name: {key: _of_slot(array, slot) for key, array in leaves.items()}
-        for name, leaves in cache.items()
-    }
+    own = (
+        cache
+        if slot is None
+        else {
+            name: {
+                key: array
+                if array.ndim == 1
+                else jax.lax.dynamic_slice_in_dim(array, slot, 1, axis=1)
+                for key, array in leaves.items()
+            }
+            for name, leaves in cache.items()
+        }
+    )
     added: dict[str, _Cache] = {}
     for segment in network.segments:
 
@@ -287,12 +296,6 @@ def _pass(
 def _summed(x: jax.Array) -> jax.Array:
     with line("activation_scatter"):
         return all_reduce(x, TENSOR)
-
-
-def _of_slot(array: jax.Array, slot: jax.Array | None) -> jax.Array:
-    if slot is None or array.ndim == 1:
-        return array
-    return jax.lax.dynamic_slice_in_dim(array, slot, 1, axis=1)
 
 
 @line("kv_scatter")
