@@ -7,9 +7,9 @@ from orchestrator.proving.hlo.dataflow import UnknownTrips, trip_count, visits
 from orchestrator.proving.hlo.flops import is_product, product_flops
 from orchestrator.proving.hlo.program import (
     HloProgram,
-    _arrays,
-    _once_each,
+    Instruction,
     _SourceLine,
+    _SourceTables,
     _trainer_line,
     program_of,
 )
@@ -66,9 +66,17 @@ def test_an_instruction_knows_the_lines_it_comes_from() -> None:
 
 def test_a_loops_body_does_not_repeat_the_calls_around_it() -> None:
     """The compiler names the calls around a loop again for each operation of its body."""
-    step, loop, block = (_SourceLine("a.py", name, 1) for name in ("step", "loop", "block"))
-    assert _once_each([step, loop, step, loop, block]) == [step, loop, block]
-    assert _once_each([step, loop, block, loop, step, loop]) == [step, loop]
+
+    def once_each(calls: str) -> str:
+        frames = {
+            number: (_SourceLine("/site-packages/a/b.py", name, 1), number)
+            for number, name in enumerate(calls.split(), start=1)
+        }
+        lines = _SourceTables(frames).program_lines(len(frames))
+        return " ".join(line.removeprefix("a/b.py:1 (").rstrip(")") for line in lines)
+
+    assert once_each("step loop step loop block") == "step loop block"
+    assert once_each("step loop block loop step loop") == "step loop"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +92,7 @@ def test_a_loops_body_does_not_repeat_the_calls_around_it() -> None:
 )
 def test_memory_is_taken_in_whole_tiles(shape: str, padded_bytes: int, in_hbm: bool) -> None:
     """The minor dimensions of the layout are filled up; S(1) is not HBM."""
-    [array] = _arrays(shape)
+    [array] = Instruction("a", shape, "copy", (), "", "", is_root=False).arrays
     assert array.padded_bytes == padded_bytes
     assert array.is_in_hbm is in_hbm
 

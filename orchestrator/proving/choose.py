@@ -26,7 +26,6 @@ from orchestrator.values.plan import Plan, program_digest
 from orchestrator.values.proof import KINDS, Proof
 from orchestrator.values.spec import CompilersChoice, Spec
 
-_SEARCH_SCHEMA = 1
 _COMPILER_BYTES = 4e9  # of memory, at most: docs/proof.md
 _SPARE = 4  # one in so many compilations is for what the first ones show
 _LOOK_S = 0.1
@@ -65,7 +64,7 @@ class ComparedProgram(Value):
 class ProgramSearch(Shown, Value):
     """The programs that were compared, the best first; `first` is the digest of the spec's plan."""
 
-    schema: int
+    schema: int = 1
     name: str
     first: str
     compared: tuple[ComparedProgram, ...]
@@ -132,9 +131,7 @@ def search_programs(
     )  # fmt: skip
     if compared[0].s_per_token == inf:
         raise next(iter(search.errors), OrchError("no plan of these has a schedule"))
-    return ProgramSearch(
-        schema=_SEARCH_SCHEMA, name=spec.name, first=first[0].plan.digest, compared=tuple(compared)
-    )
+    return ProgramSearch(name=spec.name, first=first[0].plan.digest, compared=tuple(compared))
 
 
 class _Search:
@@ -198,7 +195,7 @@ class _Search:
             self.errors.append(error)
             return replace(row, failure=str(error).splitlines()[0])
         self.took_s.append(time.monotonic() - began)
-        return with_proof(row, proof)
+        return _with_proof(row, proof)
 
     def _report(self, total: int, jobs: int) -> None:
         best, left = self.best(), total - len(self.compared)
@@ -209,7 +206,7 @@ class _Search:
         self.on_progress(f"{total - left} of {total} plans, {jobs} at once", state)
 
 
-def with_proof(row: ComparedProgram, proof: Proof) -> ComparedProgram:
+def _with_proof(row: ComparedProgram, proof: Proof) -> ComparedProgram:
     schedule, package = proof.schedule, platform_of(row.plan).packages[-1]
     repeated = next((line.compiled for line in proof.flops if line.name == REPEATED), 0.0)
     row = replace(

@@ -119,7 +119,6 @@ _CLASS_OF: dict[LineKind, str] = {
 _WORKING = "working set"
 # Lines of parameters that the model does not have, and the input that counts their elements.
 _STORED: dict[LineKind, str] = {"copied_heads": "copied", "vocab_padding": "filled"}
-_KERNELS = "attention kernels"
 
 _Key = tuple[tuple[str, ...], Link, str, str]  # axes, link, kind, dtype
 
@@ -368,7 +367,7 @@ def _compared_flops(plan: AnyPlan, compiled: programs.Compiled) -> tuple[Compari
     ]
     if not compiled.summary.uncounted:
         kernels = sum(flops.values())
-        lines.append(Comparison(name=_KERNELS, compiled=kernels, forecast=attention))
+        lines.append(Comparison(name="attention kernels", compiled=kernels, forecast=attention))
     return tuple(line for line in lines if line.compiled or line.forecast)
 
 
@@ -412,13 +411,12 @@ class LineSeconds(Value):
 class ProofDiff(Value):
     """Two proofs side by side: figures of both, and the lines that differ most first."""
 
-    schema: int
+    schema: int = 1
     proofs: tuple[Proof, Proof]
     figures: tuple[ProofFigure, ...]
     lines: tuple[LineSeconds, ...]
 
 
-_SCHEMA = 1
 _KINDS = ("products_s", "kernels_s", "copies_s", "other_s", "exposed_s", "total_s")
 
 
@@ -439,8 +437,7 @@ def diff_proofs(first: Proof, second: Proof) -> ProofDiff:
             for line in {*first_s, *second_s}
         ]
         lines.sort(key=lambda line: (-abs(line.more_s), line.line))
-    proofs = first, second
-    return ProofDiff(schema=_SCHEMA, proofs=proofs, figures=figures, lines=tuple(lines))
+    return ProofDiff(proofs=(first, second), figures=figures, lines=tuple(lines))
 
 
 def _figures(proof: Proof) -> dict[tuple[str, _FigureUnit], float]:

@@ -6,7 +6,7 @@ import platform
 import sys
 import sysconfig
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib import metadata
 from importlib.util import source_from_cache
@@ -79,9 +79,23 @@ def loaded_code(trainer_module: str, opened: Iterable[str]) -> _LoadedCode:
             installed.add(top)
     packages = metadata.packages_distributions()
     names = {name for module in installed for name in packages.get(module, ())}
+    # Opened files next to a module or below it that are neither modules nor installed.
+    folders = {path.parent: name for name, path in sorted(files.items(), reverse=True)}
+    modules, data = set(files.values()), dict[str, str]()
+    for name in list(opened):  # reading them may open more
+        path = Path(name).absolute()
+        if path.suffix == ".pyc":
+            with suppress(ValueError):  # bytecode that stands alone
+                path = Path(source_from_cache(path))
+        folder = next((parent for parent in path.parents if parent in folders), None)
+        if folder is None or path in modules or not path.is_file():
+            continue
+        if not _is_below(path, _INSTALLED) or _is_below(folder, _SITE):
+            place = f"{folders[folder]}:{path.relative_to(folder).as_posix()}"
+            data[place] = _loaded_digest(path)
     return _LoadedCode(
         modules={name: _loaded_digest(path) for name, path in sorted(files.items())},
-        data=dict(sorted(_data(files, opened))),
+        data=dict(sorted(data.items())),
         packages={name: version(name) for name in [*sorted(names), _PYTHON]},
     )
 
@@ -98,22 +112,6 @@ def version(package: str) -> str:
 
 def _is_below(path: Path, folders: Iterable[str]) -> bool:
     return any(path != Path(folder) and path.is_relative_to(folder) for folder in folders)
-
-
-def _data(files: dict[str, Path], opened: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Opened files next to a module or below it that are neither modules nor installed."""
-    folders = {path.parent: name for name, path in sorted(files.items(), reverse=True)}
-    modules = set(files.values())
-    for name in list(opened):  # reading them may open more
-        path = Path(name).absolute()
-        if path.suffix == ".pyc":
-            with suppress(ValueError):  # bytecode that stands alone
-                path = Path(source_from_cache(path))
-        folder = next((parent for parent in path.parents if parent in folders), None)
-        if folder is None or path in modules or not path.is_file():
-            continue
-        if not _is_below(path, _INSTALLED) or _is_below(folder, _SITE):
-            yield f"{folders[folder]}:{path.relative_to(folder).as_posix()}", _loaded_digest(path)
 
 
 def _loaded_digest(path: Path) -> str:

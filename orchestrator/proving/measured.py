@@ -18,6 +18,7 @@ from orchestrator.network.mesh_axes import link_of
 from orchestrator.proving.hlo.operations import Operation, operations_of
 from orchestrator.proving.hlo.origins import Kind, last_line, named_line
 from orchestrator.proving.hlo.program import program_of
+from orchestrator.proving.hlo.summary import ledger_lines, source_lines
 from orchestrator.proving.xspace import Device, Op, Said, check_in_order, read_trace
 from orchestrator.values import proof
 from orchestrator.values.plan import Plan
@@ -46,25 +47,25 @@ def measure(
     """Return what a trace says of a step. `program` is the text of the program that ran, packed by
     gzip; without it the trace has to say itself what its operations are.
     """
-    trace, whole = read_trace(content, name), note.platform != "tpu"
+    found, whole = read_trace(content, name), note.platform != "tpu"
     known, module = dict[str, Operation](), ""
     if program is not None:
         try:
             text = gzip.decompress(program).decode()
         except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
             raise TraceUnreadable(f"the program next to {name} is damaged: {error}") from error
-        found = _MODULE.match(text)
-        module = found[1] if found else ""
+        heading = _MODULE.match(text)
+        module = heading[1] if heading else ""
         known = operations_of(program_of(text), plan, note.places, whole=whole)
     else:  # the module that ran longest is the step
         busy_s: dict[str, int] = defaultdict(int)
-        for device in trace.devices:
+        for device in found:
             for ran, ops in device.ops.items():
                 busy_s[ran] += sum(end - start for start, end, _ in ops)
         module = max(busy_s, key=lambda ran: busy_s[ran])
-    devices = [device for device in trace.devices if device.ops.get(module)]
+    devices = [device for device in found if device.ops.get(module)]
     if not devices:
-        ran = ", ".join(sorted({ran for device in trace.devices for ran in device.ops}))
+        ran = ", ".join(sorted({ran for device in found for ran in device.ops}))
         raise TraceUnreadable(f"{name} has no step of this run: it is of {ran}, not of {module}")
     tables = [_Table(device, module, known) for device in devices]
     busy = sum(table.busy_s for table in tables)
@@ -199,8 +200,7 @@ class _Joined:
                 sums[table.operations[name].ledger]["wire_s"] += self.share * seconds
             sums[IDLE]["exposed_s"] += self.share * table.idle_s
             sums[HOST]["exposed_s"] += self.share * table.host_s
-        lines = [proof.ScheduledLedgerLine(kind=kind, **s) for kind, s in sums.items()]
-        return tuple(sorted(lines, key=lambda line: (-line.total_s, line.kind)))
+        return ledger_lines(sums)
 
     def lines(self) -> tuple[proof.ScheduledLine, ...]:
         zero = dict.fromkeys((*_FIELD.values(), "flops"), 0.0)
@@ -210,11 +210,7 @@ class _Joined:
                 operation = table.operations[name]
                 field = _FIELD[operation.kind or "other"]
                 sums[operation.lines][field] += self.share * seconds
-        lines = [
-            proof.ScheduledLine(line=last_line(stack), stack=stack, **seconds)
-            for stack, seconds in sums.items()
-        ]
-        return tuple(sorted(lines, key=lambda line: (-line.total_s, line.stack)))
+        return source_lines(sums)
 
     def collectives(self) -> tuple[proof.ScheduledCollective, ...]:
         """Transfers by kind, axes and source line. A trace has no bytes, and names no algorithm."""

@@ -36,7 +36,6 @@ _STREAM = "Stream #"  # begins the name of a line of a GPU
 _HLO = re.compile(r"%([\w.\-]+) = ")  # TPUs name an event by its instruction's text
 _CHIP_START, _CHIP_LENGTH = "device_offset_ps", "device_duration_ps"
 _MODULE = re.compile(r"(.+)\((?:\d+)\)")  # jit_step(12190760917235803885)
-_STEP, _STEP_NUMBER = "step", "step_num"
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,6 @@ class Said:
     op_name: str = ""
     category: str = ""
     source: str = ""
-    text: str = ""
 
 
 _Span = tuple[int, int]  # picoseconds: where it begins and ends
@@ -66,32 +64,25 @@ class Device:
     said: dict[str, Said] = field(default_factory=dict)  # by operation
 
 
-@dataclass(frozen=True)
-class _Trace:
-    devices: list[Device]
-    steps: tuple[int, ...]  # the numbers of the steps that the host marked
-
-
-def read_trace(content: bytes, name: str) -> _Trace:
+def read_trace(content: bytes, name: str) -> list[Device]:
     """Return what ran on the devices of one process; `name` is the file's, for messages."""
     try:
         space = _space_class().FromString(content)
     except DecodeError as error:
         raise TraceUnreadable(f"{name} is not a whole trace: {error}") from error
     devices: dict[str, Device] = {}
-    steps: set[int] = set()
     for plane in space.planes:
         reader = _Plane(plane)
         if found := _DEVICE.fullmatch(plane.name):
             device = devices.setdefault(found[0], Device(found[0]))
             (reader.read_tpu if found[1] == "TPU" else reader.read_gpu)(device)
         else:
-            reader.read_host(devices, steps)
+            reader.read_host(devices)
     known = [device for device in devices.values() if device.ops]
     if not known:
         planes = ", ".join(plane.name for plane in space.planes) or "nothing"
         raise TraceUnreadable(f"{name} has no operation of a device, only {planes}")
-    return _Trace(sorted(known, key=lambda device: device.name), tuple(sorted(steps)))
+    return sorted(known, key=lambda device: device.name)
 
 
 def check_in_order(spans: list[_Span], place: str) -> None:
@@ -161,7 +152,7 @@ class _Plane:
                 continue
             device.said[names[number]] = Said(
                 str(stats.get("tf_op", "")).rstrip(":"), str(stats.get("hlo_category", "")),
-                str(stats.get("source", "")), metadata.name,
+                str(stats.get("source", "")),
             )  # fmt: skip
 
     @staticmethod
@@ -183,16 +174,12 @@ class _Plane:
                 op_name = str(stats.get("tf_op") or stats.get("name") or "")
                 device.said[name] = Said(op_name.rstrip(":"), metadata.name.lower())
 
-    def read_host(self, devices: dict[str, Device], steps: set[int]) -> None:
-        """The host's marks of steps; of emulated devices also their operations, on its threads."""
-        marks = {number for number, metadata in self.events.items() if metadata.name == _STEP}
+    def read_host(self, devices: dict[str, Device]) -> None:
+        """The operations of emulated devices, on the threads of the host."""
         operations = "hlo_op" in self.stat_names.values()
         runs: dict[tuple[str, str, Any], _Span] = {}
         for line in self.plane.lines:
             for start, end, event in self.spans(line):
-                if event.metadata_id in marks:
-                    number = self.stats(event).get(_STEP_NUMBER)
-                    steps.update([int(number)] if number is not None else [])
                 if not operations or len(event.stats) < 2:
                     continue
                 stats = self.stats(event)

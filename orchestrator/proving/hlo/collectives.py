@@ -76,11 +76,35 @@ def first_group(collective: Instruction, partitions: int) -> tuple[int, ...]:
         return tuple(int(partition) for partition in groups[0])
     if listed := _LISTED.search(collective.rest):
         return numbers(listed[1])
-    if mesh := _MESH.search(collective.rest):
-        return _along_axes(*mesh.groups())
-    if _GROUPS in collective.rest and _NO_GROUPS not in collective.rest:
+    mesh = _MESH.search(collective.rest)
+    if mesh is None:
+        if _GROUPS not in collective.rest or _NO_GROUPS in collective.rest:
+            return tuple(range(partitions))
         raise ValueError(f"{collective.name} has groups of another form: {collective.rest[:200]}")
-    return tuple(range(partitions))
+    # Partitions that differ only along the chosen axes, the first of them outermost.
+    axes, tiled, order, chosen = mesh.groups()
+    whole_axes = {name: int(size) for name, size in _AXIS.findall(axes)}
+    # 'b':(2)4 is 4 of what is left of axis 'b' after 2.
+    parts = [
+        (name, int(before or 1), int(size or whole_axes[name]))
+        for name, before, size in _CHOSEN.findall(chosen)
+    ]
+    pieces = []
+    for name, whole in whole_axes.items():
+        # An axis is cut so that each part is made of whole pieces.
+        ends = ((at, at * size) for part, at, size in parts if part == name)
+        pieces += [(name, at, end // at) for at, end in pairwise(sorted({1, whole}.union(*ends)))]
+    tiles = numbers(tiled) if tiled else (prod(whole_axes.values()),)
+    devices = _iota(tiles, order).reshape([size for _, _, size in pieces])
+    along = [
+        number
+        for name, before, size in parts
+        for number, (axis, at, _) in enumerate(pieces)
+        if axis == name and before <= at < before * size
+    ]
+    others = [number for number in range(len(pieces)) if number not in along]
+    first = devices.transpose(others + along)[(0,) * len(others)]
+    return tuple(int(partition) for partition in first.flat)
 
 
 def pairs_text(permute: Instruction) -> str:
@@ -98,32 +122,6 @@ def chain(pairs: str) -> tuple[tuple[int, ...], bool]:
         members.append(following)
         seen.add(following)
     return tuple(members), set(after) == set(after.values())
-
-
-def _along_axes(axes: str, counted: str | None, order: str | None, chosen: str) -> tuple[int, ...]:
-    """Partitions that differ only along the chosen axes, the first of them outermost."""
-    sizes = {name: int(size) for name, size in _AXIS.findall(axes)}
-    # 'b':(2)4 is 4 of what is left of axis 'b' after 2.
-    parts = [
-        (name, int(before or 1), int(size or sizes[name]))
-        for name, before, size in _CHOSEN.findall(chosen)
-    ]
-    pieces = []
-    for name, whole in sizes.items():
-        # An axis is cut so that each part is made of whole pieces.
-        ends = ((at, at * size) for part, at, size in parts if part == name)
-        pieces += [(name, at, end // at) for at, end in pairwise(sorted({1, whole}.union(*ends)))]
-    tiles = numbers(counted) if counted else (prod(sizes.values()),)
-    devices = _iota(tiles, order).reshape([size for _, _, size in pieces])
-    along = [
-        number
-        for name, before, size in parts
-        for number, (axis, at, _) in enumerate(pieces)
-        if axis == name and before <= at < before * size
-    ]
-    others = [number for number in range(len(pieces)) if number not in along]
-    first = devices.transpose(others + along)[(0,) * len(others)]
-    return tuple(int(partition) for partition in first.flat)
 
 
 def _iota(sizes: tuple[int, ...], order: str | None) -> NDArray[np.int64]:

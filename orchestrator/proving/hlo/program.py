@@ -42,7 +42,11 @@ class _SourceTables:
         """The lines that led to an instruction, the outermost first: those of a trainer, or else
         those of packages other than the libraries that trace programs.
         """
-        stack = _once_each(self.stack(frame)[::-1])
+        stack: list[_SourceLine] = []
+        for place in reversed(self.stack(frame)):
+            if place in stack:  # a loop's body repeats the calls around it
+                del stack[stack.index(place) :]
+            stack.append(place)
         of_trainer = tuple(filter(None, map(_trainer_line, stack)))
         if of_trainer:
             return of_trainer
@@ -57,16 +61,6 @@ class _SourceTables:
     def trainer_line(self, frame: int | None) -> str:
         """Return the innermost line of the trainer that led to an instruction, or an empty text."""
         return next(filter(None, map(_trainer_line, self.stack(frame))), "")
-
-
-def _once_each(stack: list[_SourceLine]) -> list[_SourceLine]:
-    """The calls, the outermost first, without those that a loop's body repeats."""
-    calls: list[_SourceLine] = []
-    for place in stack:
-        if place in calls:
-            del calls[calls.index(place) :]
-        calls.append(place)
-    return calls
 
 
 def _trainer_line(place: _SourceLine) -> str:
@@ -96,7 +90,6 @@ _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
 _BITS = re.compile(r"[a-z]+(\d+)")
 _TILE = re.compile(r"T\(([\d,]+)\)")
 _SPACE = re.compile(r"S\((\d+)\)")
-_HBM = 0  # the memory that a layout does not name
 
 
 @dataclass(frozen=True)
@@ -118,7 +111,7 @@ class Array:
     @property
     def is_in_hbm(self) -> bool:
         match = _SPACE.search(self.layout)
-        return (int(match[1]) if match else _HBM) == _HBM
+        return not match or int(match[1]) == 0  # the memory that a layout does not name
 
     @cached_property
     def padded_bytes(self) -> float:
@@ -150,7 +143,8 @@ class Instruction:
 
     @cached_property
     def arrays(self) -> tuple[Array, ...]:
-        return _arrays(self.shape)
+        found = _ARRAY.findall(self.shape)
+        return tuple(Array(dtype, numbers(sizes), layout) for dtype, sizes, layout in found)
 
     @cached_property
     def op_name(self) -> str:
@@ -224,13 +218,23 @@ class HloProgram:
 def program_of(text: str) -> HloProgram:
     lines = text.splitlines()
     computations, entry = {}, ""
-    for heading, body in _computations(lines):
-        name = heading[2]
-        instructions = {part.name: part for part in map(_instruction, body)}
-        roots = [part for part in instructions.values() if part.is_root]
-        assert roots, f"computation {name} has no root"
-        computations[name] = Computation(name, instructions, roots[-1])
-        entry = name if heading[1] else entry
+    heading: re.Match[str] | None = None
+    body: list[str] = []
+    for line in lines:
+        if heading is None:
+            if line.endswith("{") and (match := _HEADING.match(line)):
+                heading, body = match, []
+        elif _CLOSING.fullmatch(line):
+            name, instructions = heading[2], {part.name: part for part in map(_instruction, body)}
+            roots = [part for part in instructions.values() if part.is_root]
+            assert roots, f"computation {name} has no root"
+            computations[name] = Computation(name, instructions, roots[-1])
+            entry = name if heading[1] else entry
+            heading = None
+        elif _NAMED.match(line):
+            body.append(line)
+        else:
+            body[-1] += line  # strings inside an instruction may have line breaks
     partitions = re.search(r"\bnum_partitions=(\d+)", lines[0])
     # The tables, which come before the first computation.
     rows: dict[str, list[Any]] = {table: [] for table in _TABLES}
@@ -254,23 +258,6 @@ def program_of(text: str) -> HloProgram:
         partitions=int(partitions[1]) if partitions else 1,
         sources=_SourceTables(frames),
     )
-
-
-def _computations(lines: list[str]) -> Iterator[tuple[re.Match[str], list[str]]]:
-    """The heading and the instructions of each computation, up to the brace that closes it."""
-    heading: re.Match[str] | None = None
-    body: list[str] = []
-    for line in lines:
-        if heading is None:
-            if line.endswith("{") and (match := _HEADING.match(line)):
-                heading, body = match, []
-        elif _CLOSING.fullmatch(line):
-            yield heading, body
-            heading = None
-        elif _NAMED.match(line):
-            body.append(line)
-        else:
-            body[-1] += line  # strings inside an instruction may have line breaks
 
 
 def _instruction(line: str) -> Instruction:
@@ -311,12 +298,6 @@ def _bits(dtype: str) -> int:
         return 0
     match = _BITS.match(dtype)
     return int(match[1]) if match else 8
-
-
-def _arrays(shape: str) -> tuple[Array, ...]:
-    return tuple(
-        Array(dtype, numbers(sizes), layout) for dtype, sizes, layout in _ARRAY.findall(shape)
-    )
 
 
 def numbers(text: str) -> tuple[int, ...]:

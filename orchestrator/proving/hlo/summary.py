@@ -1,7 +1,7 @@
 """Everything that is read from one compiled program, as plain numbers."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from orchestrator.proving.compiled import (
@@ -57,6 +57,9 @@ def summarize(
     payloads = [(name, sent) for name, sent in moves if isinstance(sent, CompiledCollective)]
     sends = [sent for _, sent in moves if isinstance(sent, DcnSend)]
     sends += [send for visit in visited for send in dcn_payloads(flow, between, visit)]
+    alike: dict[tuple[tuple[str, ...], str, str, str], list[CompiledCollective]] = defaultdict(list)
+    for _, each in payloads:
+        alike[each.axes, each.kind, each.dtype, each.executed_kind].append(each)
     schedule = None
     if rates:
         known = planned or {}
@@ -71,27 +74,19 @@ def summarize(
         live_bytes=classes.sizes(),
         peak_at=classes.peak_at(),
         buffers=classes.largest(),
-        collectives=_alike_collectives(payload for _, payload in payloads),
+        collectives=tuple(
+            replace(
+                group[0],
+                payload_bytes=sum(each.payload_bytes for each in group),
+                calls=sum(each.calls for each in group),
+                executed_bytes=sum(each.executed_bytes for each in group),
+            )
+            for _, group in sorted(alike.items(), key=lambda pair: pair[0])
+        ),
         sends=tuple(sends),
         flops=_flops(program, visited),
         uncounted=tuple(sorted(uncounted)),
         schedule=schedule,
-    )
-
-
-def _alike_collectives(payloads: Iterable[CompiledCollective]) -> tuple[CompiledCollective, ...]:
-    alike: dict[tuple[tuple[str, ...], str, str, str], list[CompiledCollective]] = defaultdict(list)
-    for payload in payloads:
-        key = payload.axes, payload.kind, payload.dtype, payload.executed_kind
-        alike[key].append(payload)
-    return tuple(
-        replace(
-            group[0],
-            payload_bytes=sum(payload.payload_bytes for payload in group),
-            calls=sum(payload.calls for payload in group),
-            executed_bytes=sum(payload.executed_bytes for payload in group),
-        )
-        for _, group in sorted(alike.items(), key=lambda pair: pair[0])
     )
 
 
@@ -178,6 +173,10 @@ def _lines(record: Record) -> tuple[proofs.ScheduledLine, ...]:
             sums[work.lines]["flops"] += work.flops * work.times
     for sent in record.sent:
         sums[sent.lines]["exposed_s"] += sent.exposed_s * sent.times
+    return source_lines(sums)
+
+
+def source_lines(sums: Mapping[Lines, dict[str, float]]) -> tuple[proofs.ScheduledLine, ...]:
     lines = [
         proofs.ScheduledLine(line=last_line(stack), stack=stack, **seconds)
         for stack, seconds in sums.items()
@@ -195,6 +194,10 @@ def _ledger_lines(record: Record) -> tuple[proofs.ScheduledLedgerLine, ...]:
         sums[sent.ledger]["exposed_s"] += sent.exposed_s * sent.times
         if sent.transfer.link != "hbm":
             sums[sent.ledger]["wire_s"] += sent.transfer.seconds * sent.times
+    return ledger_lines(sums)
+
+
+def ledger_lines(sums: Mapping[str, dict[str, float]]) -> tuple[proofs.ScheduledLedgerLine, ...]:
     lines = [proofs.ScheduledLedgerLine(kind=kind, **seconds) for kind, seconds in sums.items()]
     return tuple(sorted(lines, key=lambda line: (-line.total_s, line.kind)))
 
