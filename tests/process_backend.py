@@ -32,7 +32,7 @@ from orchestrator.launch.backend import (
     WorkerArgs,
     describe_exit,
 )
-from orchestrator.launch.hosts.host_process import work_or_exit
+from orchestrator.launch.hosts.host_process import _work_or_exit
 from orchestrator.processes import emulated_devices, free_port
 from orchestrator.storage.addresses import folder
 from orchestrator.values import codec
@@ -194,7 +194,7 @@ def main(spec: str, args: str, rank: str) -> None:
     held = holders(codec.from_json(spec.encode(), AttemptSpec), os.environ["TPU_NAME"])
     fcntl.flock(held, fcntl.LOCK_SH)
     worker = codec.from_json(spec.encode(), AttemptSpec).worker
-    work_or_exit(worker, codec.from_json(args.encode(), WorkerArgs), int(rank))
+    _work_or_exit(worker, codec.from_json(args.encode(), WorkerArgs), int(rank))
 
 
 if __name__ == "__main__":

@@ -223,8 +223,8 @@ def test_a_known_shape_reports_no_measurement(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_profile_is_found_by_its_digest(cache: Path) -> None:
     """Whole or by a prefix; an unknown one is an error that lists what there is."""
-    stored = calibrate._store_profile(EMPTY)
-    assert stored.path == cache / f"{codec.digest(EMPTY)}.json"
+    path = calibrate._keep(calibrate._KIND, EMPTY)
+    assert path == cache / f"{codec.digest(EMPTY)}.json"
     assert calibrate.find(codec.digest(EMPTY)[:8]).profile == EMPTY
     for unknown in ("0" * 8, "../x", "*"):
         with pytest.raises(UnknownName, match=codec.short(codec.digest(EMPTY))):
@@ -236,7 +236,7 @@ def test_only_profiles_of_this_machine_are_taken(cache: Path) -> None:
     here = _this_machine()
     old, new = (replace(EMPTY, machine=here, measured_on=f"2026-01-0{day}") for day in (1, 2))
     for age_s, profile in ((30, old), (20, new), (0, EMPTY)):
-        path = calibrate._store_profile(profile).path
+        path = calibrate._keep(calibrate._KIND, profile)
         os.utime(path, (path.stat().st_atime, path.stat().st_mtime - age_s))
     (cache / f"{'0' * 64}.json").write_text("{", encoding="utf-8")
     (cache / f"{'1' * 64}.json").write_bytes(codec.to_json(new))
@@ -251,7 +251,7 @@ def test_a_store_that_cannot_be_written_is_one_message(cache: Path) -> None:
     cache.parent.mkdir(parents=True)
     cache.write_text("a file where the folder should be", encoding="utf-8")
     with pytest.raises(MeasurementFailed, match="cannot be written"):
-        calibrate._store_profile(EMPTY)
+        calibrate._keep(calibrate._KIND, EMPTY)
 
 
 def test_an_accelerator_is_measured_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,11 +269,11 @@ def test_a_plan_is_forecast_on_the_profile_that_it_names() -> None:
     words = ["specs/tiny_2pod.yaml", "--json", *(x for one in settings for x in ("--set", one))]
     plain = CliRunner().invoke(plan_command, words)
     plan = codec.from_json(plain.stdout.encode(), Plan)
-    stored = calibrate._store_profile(chip_profile())
-    done = CliRunner().invoke(plan_command, [*words, "--profile", codec.digest(stored.profile)[:8]])
+    stored = calibrate._keep(calibrate._KIND, chip_profile())
+    done = CliRunner().invoke(plan_command, [*words, "--profile", stored.stem[:8]])
     assert done.exit_code == 0, done.output
     made = codec.from_json(done.stdout.encode(), Plan)
-    assert (plan.chip_profile, made.chip_profile) == (None, codec.digest(stored.profile))
+    assert (plan.chip_profile, made.chip_profile) == (None, stored.stem)
     both = [each.forecast.step_s.expected for each in (plan, made)]
     assert None not in both
     assert both[0] != both[1]  # as published runs take it, and as this machine does

@@ -11,7 +11,7 @@ LIMIT_S = 60.0
 RANK = """
 import os, sys
 import jax
-from orchestrator.launch.hosts.host_process import work_or_exit
+from orchestrator.launch.hosts.host_process import _work_or_exit
 
 def work(args, rank):
     jax.distributed.initialize(sys.argv[1], 2, rank)
@@ -20,7 +20,7 @@ def work(args, rank):
     raise OSError("the disk fails")
 
 sys.modules["it"] = sys.modules["__main__"]
-work_or_exit("it:work", None, int(sys.argv[2]))
+_work_or_exit("it:work", None, int(sys.argv[2]))
 """
 
 

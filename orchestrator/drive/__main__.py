@@ -30,11 +30,7 @@ def main(arguments: list[str]) -> int:
         run = Journal(options.run)
         backend = find_backend(run.spec().cluster.backend)
         return driver.drive(
-            run,
-            backend,
-            resumes=options.resume,
-            pods=options.pods,
-            checks_only=options.preflight,
+            run, backend, resumes=options.resume, pods=options.pods, checks_only=options.preflight
         )
     except OrchError as error:  # another driver has the run, or it has ended
         print(error, file=sys.stderr)

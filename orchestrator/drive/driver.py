@@ -345,11 +345,11 @@ _MORE_SAVES = 2
 FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0
 
 
-class Cancelled(errors.OrchError):
+class _Cancelled(errors.OrchError):
     """Somebody cancelled the run while it waited for slices."""
 
 
-class AttemptLost(errors.OrchError):
+class _AttemptLost(errors.OrchError):
     """The processes that were to carry out an attempt ended before it began."""
 
 
@@ -385,7 +385,7 @@ def run_to_end(driver: "Driver") -> int:
     writer = driver.writer
     try:
         return driver.run()
-    except Cancelled as cancelled:
+    except _Cancelled as cancelled:
         detail = f"{cancelled}, while it waited for slices"
         writer.end_run("cancelled", StateReason(code="cancel_requested", detail=detail))
         return 0
@@ -429,7 +429,7 @@ class Driver:
             while True:
                 try:
                     decision = self._run_attempt()
-                except AttemptLost as lost:
+                except _AttemptLost as lost:
                     losses += 1
                     # Wait before the next try, unless too many were lost in a row.
                     limit = self.spec.run.retries.failures
@@ -451,7 +451,7 @@ class Driver:
 
     def _check_not_cancelled(self) -> None:
         if cancel := self.writer.heartbeat():
-            raise Cancelled(cancel.source)
+            raise _Cancelled(cancel.source)
 
     def _run_attempt(self) -> Decision:
         path, claim = address(self.journal.path), self.writer.number
@@ -504,7 +504,7 @@ class Driver:
             self._check_not_cancelled()
             if event := attempt.next_event(POLL_S):
                 if event.ended:
-                    kind = errors.OrchError if event.repeats else AttemptLost
+                    kind = errors.OrchError if event.repeats else _AttemptLost
                     raise kind(f"the cluster cannot be joined: {event.error}")
                 slices, ahead = event.slices, event.ahead
             if slices is None:

@@ -72,7 +72,6 @@ class _RunSaves:
 
 
 _PRINT_EVERY_S = 10.0
-_NO_STEPS = range(0)
 
 
 def work(args: WorkerArgs, rank: int) -> None:
@@ -117,7 +116,7 @@ def _train(args: WorkerArgs, rank: int, beats: HeartbeatWriter, watch: ClaimWatc
     is_traced = rank in traced_ranks(plan)
 
     def traced() -> range:
-        return watch.traced if is_traced else _NO_STEPS
+        return watch.traced if is_traced else range(0)
 
     if spec.run.preflight or args.checks_only:
         from trainers.host_check import time_hosts  # noqa: PLC0415  as above

@@ -53,9 +53,6 @@ _TPU_ENVIRONMENT = (
     {"name": "ENABLE_PJRT_COMPATIBILITY", "value": "true"},
 )
 _GPU_ENVIRONMENT = tuple({"name": name, "value": value} for name, value in ON_GPUS.items())
-_SHARED = (
-    "/dev/shm"  # where GPUs of a node exchange buffers; a container has 64 MiB of it by default
-)
 
 
 def manifests(
@@ -157,9 +154,7 @@ def runs_folder(spec: Spec) -> str:
 
 
 def _host_pod(spec: Spec, plan: Plan, owner: str, name: str, **container: Any) -> _Manifest:
-    """Return the pod of a host with its chips, for the object `owner`; `container` adds to its one
-    container.
-    """
+    """Return the pod of a host and its chips for `owner`; `container` adds to its one container."""
     chip, chips = chip_of(plan), plan.chips_per_host
     resource, environment = (
         (_GPUS, _GPU_ENVIRONMENT) if chip.switched else (_TPUS, _TPU_ENVIRONMENT)
@@ -173,9 +168,10 @@ def _host_pod(spec: Spec, plan: Plan, owner: str, name: str, **container: Any) -
     }
     container["env"] = [*environment, *_secrets(spec), *container.get("env", ())]
     if chip.switched:
+        # GPUs of a node exchange buffers there; a container has 64 MiB of it by default.
         memory = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
         container["volumes"] = [memory]
-        container["volumeMounts"] = [{"name": "shared-memory", "mountPath": _SHARED}]
+        container["volumeMounts"] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]
         selector = {"cloud.google.com/gke-accelerator": _gke(plan).accelerator}
     else:
         container["ports"] = [_SLICE_PORT]

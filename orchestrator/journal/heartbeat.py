@@ -89,7 +89,7 @@ _USAGE_EVERY_S = 10.0
 _STARTUP_LIMIT_S = 600.0
 
 
-class HostUsage(Value):
+class _HostUsage(Value):
     """What a host was busy with: shares of its cores and memory, bytes since its start."""
 
     at_s: float
@@ -109,7 +109,7 @@ class Heartbeat(Value):
     saved: SavedCheckpoint | None = None  # the newest that it knows to be whole
     slowdowns: tuple[Slowdown, ...] = ()  # the newest, of the rank that watches the steps
     host_check: HostCheck | None = None
-    usage: HostUsage | None = None  # every few seconds
+    usage: _HostUsage | None = None  # every few seconds
     ended: bool = False  # it sends no other
     error: str | None = None  # what ended it
     error_repeats: bool = False  # every attempt would end so
@@ -159,7 +159,7 @@ class HeartbeatWriter:
         self._path, self._watch = files.RunPaths(run).heartbeat(attempt, rank), watch
         self._interval_s, self._give_up, self._ended = interval_s, give_up, threading.Event()
         self._lock, self._written = threading.Lock(), threading.Event()
-        self._usage: HostUsage | None = None
+        self._usage: _HostUsage | None = None
         self._steps = 0  # counted in every step, so not in the value itself
         psutil.cpu_percent()  # what the next call counts from
         self._heartbeat = Heartbeat(
@@ -221,7 +221,7 @@ class HeartbeatWriter:
                 return
             if self._usage is None or time.time() - self._usage.at_s >= _USAGE_EVERY_S:
                 memory, network = psutil.virtual_memory(), psutil.net_io_counters()
-                self._usage = HostUsage(
+                self._usage = _HostUsage(
                     at_s=time.time(),
                     cpu=psutil.cpu_percent() / 100,  # since the last call
                     memory=memory.percent / 100,

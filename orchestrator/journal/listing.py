@@ -114,11 +114,7 @@ def find_run(storage: Path, name: str) -> Journal:
     raise UnknownRun("run", name, keys, address(storage))
 
 
-def check_silence(
-    journal: Journal,
-    state: run_state.RunState,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
+def check_silence(journal: Journal, state: run_state.RunState) -> None:
     """Watch a run that looks abandoned; refuse it if its driver, elsewhere, shows that it lives."""
     claim = state.claim
     if state.ended or claim is None or liveness.is_known(claim.driver):
@@ -126,7 +122,7 @@ def check_silence(
     path = journal.paths.driver_heartbeat(state.writer)
     first = liveness.read(path)
     for _ in range(round(claim.heartbeat_s * run_state.MISSING_HEARTBEATS / POLL_S) + 1):
-        sleep(POLL_S)
+        time.sleep(POLL_S)
         if events.exists(journal.paths.events, state.last + 1) or liveness.read(path) != first:
             why = f"run {journal.key}: its driver ({run_state.process_name(claim.driver)}) goes on"
             raise RunIsLive(f"{why}; the clocks of its machine and of this one differ")
@@ -277,10 +273,7 @@ def is_settled(study: values.Study, run: Run) -> bool:
 
 
 def open_study(
-    storage: Path,
-    request: StudyRequest,
-    documents: dict[str, bytes],
-    clock: Clock = time.time,
+    storage: Path, request: StudyRequest, documents: dict[str, bytes], clock: Clock = time.time
 ) -> StudyJournal:
     """Return the journal of a study: the existing one, or a new one."""
     journal = request.journal_in(storage)

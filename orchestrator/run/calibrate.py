@@ -31,7 +31,6 @@ from orchestrator.journal.run_journal import Journal
 from orchestrator.planning import calibrated
 from orchestrator.planning.calibrated import ChipProfile, Machine, Measurements, Timing
 from orchestrator.planning.own_runs import OWN_SCHEMA, Measured, OwnConstants, learn
-from orchestrator.plugins import require
 from orchestrator.run.profile import measure_traces
 from orchestrator.run.progress import RUNS, Progress, Stage, silent, task
 from orchestrator.storage.addresses import folder
@@ -140,11 +139,7 @@ def _this_machine(platform: str = "cpu", device_kind: str = "cpu") -> Machine:
 def _store_timings(machine: Machine, timings: tuple[Timing, ...]) -> _StoredProfile:
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     made = ChipProfile(schema=_SCHEMA, machine=machine, measured_on=today, timings=timings)
-    return _store_profile(made)
-
-
-def _store_profile(profile: ChipProfile) -> _StoredProfile:
-    return _StoredProfile(profile, _keep(_KIND, profile))
+    return _StoredProfile(made, _keep(_KIND, made))
 
 
 def _keep(kind: str, value: Value) -> Path:
@@ -318,7 +313,7 @@ def find_own(prefix: str) -> OwnConstants | None:
 
 def _measured(journal: Journal) -> Measured:
     """Return what a run teaches; an error says why it teaches nothing."""
-    require("prove")
+    plugins.require("prove")
     measure_traces(journal)
     report: Report = make_report(journal)
     plan: Plan = journal.current_plan(journal.run())

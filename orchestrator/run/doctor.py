@@ -50,7 +50,6 @@ print(json.dumps({"count": len(devices), "platform": first.platform, "kind": fir
 _CONNECT_LIMIT_S = 5
 _PORTS = {"http": 80, "https": 443}
 _OLDEST_PYTHON = (3, 11)
-_COMPILER_PLATFORM = ("Linux", "x86_64")
 _PROOF_MEMORY_BYTES = 4 * GIB  # of the largest specs, with the rest of the machine
 _RUN_DISK_BYTES = 2 * GIB  # a rehearsal's checkpoints and logs, and Ray's files
 
@@ -148,7 +147,7 @@ def _devices() -> Finding:
 
 def _compiler() -> Finding:
     version = _installed_version("libtpu")
-    if version is None and (platform.system(), platform.machine()) == _COMPILER_PLATFORM:
+    if version is None and (platform.system(), platform.machine()) == ("Linux", "x86_64"):
         return _limited("TPU compiler", "libtpu is not installed", plugins.install_command("prove"))
     if version is None:
         detail = f"no libtpu for {platform.system()} {platform.machine()}"
@@ -219,7 +218,6 @@ def _cluster(address: str) -> Finding:
 
 
 # What is wrong with the files of a run, what of it can be repaired, and repairing that.
-_PUT_BACK = "put back a copy of it: it cannot be made again"
 
 
 def doctor_run(run: str, storage: str | Path = RUNS, *, repairs: bool = False) -> RunHealth:
@@ -245,6 +243,7 @@ def _fault(kind: FileKind, file: str, what: str, advice: str, **found: bool) -> 
 
 def _findings(journal: Journal) -> Iterator[FileFinding]:
     state, paths = journal.state(), journal.paths
+    put_back = "put back a copy of it: it cannot be made again"
     for fault in state.damage:
         advice = "the run goes on from the events that are left; what this one said is lost"
         yield _fault("event", fault.file, fault.what, advice, stops=True, repairable=True)
@@ -255,7 +254,7 @@ def _findings(journal: Journal) -> Iterator[FileFinding]:
         document = name.startswith("documents/")
         repairable = not document and _remade(journal, state, name) is not None
         kind: FileKind = "plan" if name.startswith("plans/") else "spec"
-        advice = "it is made again from the spec" if repairable else _PUT_BACK
+        advice = "it is made again from the spec" if repairable else put_back
         yield _fault(
             "document" if document else kind, name, what, advice,
             stops=not document, repairable=repairable,

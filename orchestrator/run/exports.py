@@ -33,12 +33,7 @@ from orchestrator.reading.examples import chip_files, spec_text
 from orchestrator.reading.huggingface import config_of, same_config
 from orchestrator.reading.load import input_paths, places
 from orchestrator.reading.nodes import read
-from orchestrator.reading.schema import (
-    schema_text,
-    serving_schema,
-    spec_schema,
-    study_schema,
-)
+from orchestrator.reading.schema import schema_text, serving_schema, spec_schema, study_schema
 from orchestrator.run.calibrate import OwnScore
 from orchestrator.run.progress import RUNS, Progress, TaskEnded, UnitsDone, silent
 from orchestrator.run.specs import SpecSource, loaded, planned

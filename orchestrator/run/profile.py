@@ -1,7 +1,6 @@
 """Profiles of runs: have the next steps traced, read the traces, and keep what they say."""
 
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -64,7 +63,20 @@ def profile(
         if ranks:
             reading = RunReader(journal).read()
             return make_profile(journal, reading.run, ranks, at, reading.steps, problems)
-    raise _nothing(found, where, problems)
+    # Say why the run lacks a profile, and what leads to one.
+    if problems:
+        why = f"no trace of run {found.run} can be read: {'; '.join(problems)}"
+    elif found.profile and found.steps_done <= found.profile[0]:
+        first = found.profile[0]
+        why = (
+            f"run {found.run} has done {found.steps_done} steps; its trace begins with step {first}"
+        )
+    else:
+        why = f"run {found.run} has no trace"
+    if found.state in LIVE:
+        following = run_command("profile", found.run, where, "--steps", str(_NEW_STEPS))
+        raise NoTrace(why, next_command=following)
+    raise NoTrace(f"{why}; submit with --profile A:B to keep one of steps A to B - 1")
 
 
 def measure_traces(journal: Journal) -> None:
@@ -139,19 +151,3 @@ def _take(journal: Journal, run: Run, steps: int, storage: Path, progress: Progr
         while not is_taken() and journal.run().state in LIVE:
             time.sleep(_POLL_S)
     progress(TaskEnded(task=_TASK))
-
-
-def _nothing(run: Run, storage: Path, problems: Iterable[str]) -> NoTrace:
-    """Return why a run lacks a profile, and what leads to one."""
-    told = "; ".join(problems)
-    if told:
-        why = f"no trace of run {run.run} can be read: {told}"
-    elif run.profile and run.steps_done <= run.profile[0]:
-        first = run.profile[0]
-        why = f"run {run.run} has done {run.steps_done} steps; its trace begins with step {first}"
-    else:
-        why = f"run {run.run} has no trace"
-    if run.state in LIVE:
-        more = run_command("profile", run.run, storage, "--steps", str(_NEW_STEPS))
-        return NoTrace(why, next_command=more)
-    return NoTrace(f"{why}; submit with --profile A:B to keep one of steps A to B - 1")

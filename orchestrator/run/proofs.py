@@ -196,11 +196,7 @@ def _program(spec: SpecSource, overrides: Sequence[str], stage: int | None) -> t
 
 
 def explain(
-    spec: SpecSource,
-    overrides: Sequence[str] = (),
-    *,
-    mfu: float = 0.4,
-    stage: int | None = None,
+    spec: SpecSource, overrides: Sequence[str] = (), *, mfu: float = 0.4, stage: int | None = None
 ) -> Explanation:
     """Derive a spec's figures, formula by formula, next to published figures; with stages those of
     one, by default the one with most tokens. `mfu` is assumed for the training time.
@@ -210,11 +206,7 @@ def explain(
     return derive(explained_stage(loaded(spec, overrides), stage), mfu=mfu)
 
 
-def score(
-    runs: str | Path | None = None,
-    *,
-    without: _HeldOut | None = None,
-) -> Score:
+def score(runs: str | Path | None = None, *, without: _HeldOut | None = None) -> Score:
     """Compare forecasts of published runs with what they reached. `runs` is a CSV file, by default
     the project's own. `without` learns the constants anew without each document, group or software,
     and scores what it left out.
@@ -239,11 +231,7 @@ def is_gpu(runs: str | Path) -> bool:
     return gpu_runs.is_gpu(Path(runs))
 
 
-def score_gpus(
-    runs: str | Path | None = None,
-    *,
-    without: _HeldOut | None = None,
-) -> gpu.GpuScore:
+def score_gpus(runs: str | Path | None = None, *, without: _HeldOut | None = None) -> gpu.GpuScore:
     """Compare forecasts of published runs on GPUs with what they reached, as `score` does."""
     path = Path(runs) if runs else None
     _refuse_unknown(without)

@@ -116,10 +116,44 @@ def submit(
 
 
 def run_once(request: Request) -> Run:
-    """Prove a plan, and run it to its end; `RunExists` when its key is taken."""
+    """Prove a plan, and run it to its end or detach; `RunExists` when its key is taken."""
     if request.cluster is None:
         return _rehearse(request)
-    return _run_on_cluster(request, *request.cluster)
+    address, named_by = request.cluster
+    options, plan, progress, jobs = request.options, request.plan, request.progress, request.jobs
+    refuse_rehearsal_options(options, named_by)
+    steps = options.steps or request.spec.run.steps or plan.total_steps
+    new = _new_run(request.path, request.spec, plan, steps, options.profile)
+    sent = {provenance.ARCHIVE: provenance.archive()} if options.code == "sent" else {}
+    new = replace(
+        new,
+        environment={**new.environment, "cluster": address},
+        documents={**new.documents, **sent},  # the code travels with the run
+    )
+    if request.confirm is None:  # before the cluster is contacted, rather than after
+        raise NotAnswered(NOBODY_ASKED)
+    progress(Notice("started", name=plan.name, address=address, named_by=named_by, study=None))
+    ready = None
+    if jobs is None:
+        jobs, ready = check_cluster(new, address, request.storage, progress)
+    proofs = _proofs(request)
+    if proofs and not plan.stages:  # what is promised rests on both witnesses
+        new = replace(new, plan=with_proof(plan, proofs[0]))
+    if ready:
+        progress(ready)
+    check_confirmed(request.confirm, Proposal(name=plan.name, runs=1, address=address))
+    writer = _create(request, new, proofs)
+    journal = writer.journal
+    tracking.in_background([journal])
+    status = events.run_command("status", journal.key, request.storage)
+    try:
+        with events.interruptible("the run's job was submitted", "it may have begun", status):
+            how = [_CHECK] if options.checks_only else []
+            job = start_driver(jobs, journal, progress, *how)
+    except ClusterUnusable as error:
+        writer.end_run("failed", StateReason(code="error", detail=str(error)))
+        raise
+    return journal.run() if options.detach else follow_to_end(journal, jobs, job, 0, progress)
 
 
 @events.interruptible("preparing the rehearsal")
@@ -160,44 +194,6 @@ def _rehearse(request: Request) -> Run:
             writer.end_run("cancelled" if signals else "failed", reason)
         run = writer.run()
     return _ended(Journal(folder(run.journal)), run, progress)
-
-
-def _run_on_cluster(request: Request, address: str, named_by: str) -> Run:
-    """Run a plan on a named cluster, and follow it unless it is detached."""
-    options, plan, progress, jobs = request.options, request.plan, request.progress, request.jobs
-    refuse_rehearsal_options(options, named_by)
-    steps = options.steps or request.spec.run.steps or plan.total_steps
-    new = _new_run(request.path, request.spec, plan, steps, options.profile)
-    sent = {provenance.ARCHIVE: provenance.archive()} if options.code == "sent" else {}
-    new = replace(
-        new,
-        environment={**new.environment, "cluster": address},
-        documents={**new.documents, **sent},  # the code travels with the run
-    )
-    if request.confirm is None:  # before the cluster is contacted, rather than after
-        raise NotAnswered(NOBODY_ASKED)
-    progress(Notice("started", name=plan.name, address=address, named_by=named_by, study=None))
-    ready = None
-    if jobs is None:
-        jobs, ready = check_cluster(new, address, request.storage, progress)
-    proofs = _proofs(request)
-    if proofs and not plan.stages:  # what is promised rests on both witnesses
-        new = replace(new, plan=with_proof(plan, proofs[0]))
-    if ready:
-        progress(ready)
-    check_confirmed(request.confirm, Proposal(name=plan.name, runs=1, address=address))
-    writer = _create(request, new, proofs)
-    journal = writer.journal
-    tracking.in_background([journal])
-    status = events.run_command("status", journal.key, request.storage)
-    try:
-        with events.interruptible("the run's job was submitted", "it may have begun", status):
-            how = [_CHECK] if options.checks_only else []
-            job = start_driver(jobs, journal, progress, *how)
-    except ClusterUnusable as error:
-        writer.end_run("failed", StateReason(code="error", detail=str(error)))
-        raise
-    return journal.run() if options.detach else follow_to_end(journal, jobs, job, 0, progress)
 
 
 def _proofs(request: Request) -> list[Proof]:

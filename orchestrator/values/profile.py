@@ -16,7 +16,7 @@ PROGRAM, TRACE, SECONDS = "program.hlo.gz", "trace.json", "seconds.json"
 # inside a step, or waits for the host to begin the next one.
 IDLE, HOST = "idle", "host"
 
-ProfileNoteCode = Literal[
+_ProfileNoteCode = Literal[
     "by_names", "clock_jumped", "few_names", "other_plan", "ranks_differ", "steps_cut", "unread",
 ]  # fmt: skip
 
@@ -25,7 +25,7 @@ ProfileNoteCode = Literal[
 class ProfileNote(Note):
     """What a reader of a profile should know: a code, and its figures."""
 
-    code: ProfileNoteCode
+    code: _ProfileNoteCode
 
 
 class TraceNote(Value):

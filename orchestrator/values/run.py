@@ -378,14 +378,14 @@ class ViewLink(Value):
 
 
 # `limited` stops one thing, which the advice names; `broken` stops most.
-Health = Literal["good", "limited", "broken"]
+_Health = Literal["good", "limited", "broken"]
 
 
 class Finding(Value):
     """The result of one check. A result that is not good comes with advice."""
 
     name: str
-    health: Health
+    health: _Health
     detail: str
     advice: str | None = None
 

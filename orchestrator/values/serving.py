@@ -22,7 +22,7 @@ from orchestrator.values.plan import LedgerLine
 from orchestrator.values.spec import AUTO_TOPOLOGY
 
 StoredType = Literal["bf16", "int8", "fp8", "int4", "fp4"]
-Concurrency = Annotated[int, Meta(ge=1, le=10_000_000)]
+_Concurrency = Annotated[int, Meta(ge=1, le=10_000_000)]
 ANY_ENGINE = "any"  # an engine of which no run is published
 
 
@@ -78,7 +78,7 @@ class Serve(Value):
     ttft: Annotated[Wish | None, about("2s", notation="wish")] = None
     tpot: Annotated[Wish | None, about("50ms", notation="wish")] = None
     requests_per_s: Annotated[PositiveNumber | None, about(2.5)] = None
-    concurrency: Annotated[Concurrency | None, about(64)] = None
+    concurrency: Annotated[_Concurrency | None, about(64)] = None
     weights: StoredType = "bf16"
     kv_cache: StoredType = "bf16"
     chunk: Annotated[PositiveInteger, about(2048)] = 2048

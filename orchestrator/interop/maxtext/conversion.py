@@ -22,7 +22,6 @@ from orchestrator.values.model import Model
 _Values = dict[str, Any]
 _SPEC_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _FUSED = ("autoselected", "flash", "cudnn_flash_te")
-_COMPILER_PREFIX = "xla_"
 _NEARLY_WHOLE = 1e-6  # sequences: shares of a device are rounded
 
 _BLOCKS: dict[str, _Values] = TABLES["blocks"]
@@ -85,7 +84,7 @@ def convert(recipe: Recipe, device: str | None = None, slices: int | None = None
     usual = chip.libtpu.options if chip.libtpu else {}
     known = {name: option.value for name, option in usual.items()}
     flags = recipe.flags.items()
-    said = {name: setting.value for name, setting in flags if name.startswith(_COMPILER_PREFIX)}
+    said = {name: setting.value for name, setting in flags if name.startswith("xla_")}
     options = {name: value for name, value in said.items() if value not in (None, known.get(name))}
     if options:
         experiment["compiler_options"] = options

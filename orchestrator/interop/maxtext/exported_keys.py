@@ -68,10 +68,9 @@ def _keys_of_model(model: Model) -> _Keys:
         **(_latent(model) if model.latent else _attention(model, block)),
         **_mixture(model, block),
     }
-    is_named = keys["decoder_block"] in _NAMED_ALONE
-    may_differ = _OF_TRAINING | (_OF_NAMED if is_named else frozenset())
+    may_differ = _OF_TRAINING | (_OF_NAMED if block in _NAMED_ALONE else frozenset())
     for name, of_name in models().items():
-        if of_name.get("decoder_block") != keys["decoder_block"] or name in _REFUSED_NAMES:
+        if of_name.get("decoder_block") != block or name in _REFUSED_NAMES:
             continue
         usual = DEFAULTS | of_name
         others = {key: value for key, value in keys.items() if usual.get(key) != value}

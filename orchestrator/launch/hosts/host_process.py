@@ -120,7 +120,7 @@ def _environment(order: meetings.Order, rank: int) -> dict[str, str]:
     return joined
 
 
-def work_or_exit(worker: str, args: WorkerArgs, rank: int) -> None:
+def _work_or_exit(worker: str, args: WorkerArgs, rank: int) -> None:
     """Do the worker's part. After an error this process ends at once: on its usual way out JAX
     waits for the others for minutes, and nobody looks at the claim any more.
     """
@@ -165,7 +165,7 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["--rank", worker, args, rank]:
             processes.end_with_parent(lambda: os._exit(1))  # nobody else would stop it
-            work_or_exit(worker, codec.from_json(args, WorkerArgs), int(rank))
+            _work_or_exit(worker, codec.from_json(args, WorkerArgs), int(rank))
         case ["--driver", where, hosts, *command]:
             processes.end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
             meeting = meetings.Meeting(Path(where))

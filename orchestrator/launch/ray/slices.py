@@ -25,7 +25,6 @@ _PROBE_S = 2.0
 _PROBES_AT_ONCE = 64
 _SHORT = 8
 _Node = Mapping[str, Any]  # as `ray.nodes()` describes it
-_Free = Mapping[str, Mapping[str, float]]  # unused resources of each node
 
 
 class SliceKind(Value):
@@ -129,7 +128,7 @@ def members(
 
 def slices_of(
     groups: Mapping[str, Sequence[_Node]],
-    free: _Free,
+    free: Mapping[str, Mapping[str, float]],  # unused resources of each node
     kind: SliceKind,
     answers: Callable[[_Node], bool],
 ) -> tuple[Slice, ...]:
