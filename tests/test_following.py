@@ -21,7 +21,7 @@ from orchestrator.launch.ray.backend import _RayJobs
 from orchestrator.run import cluster, follow
 from orchestrator.run import submit as submitting
 from orchestrator.run.follow import _ClusterFollower, _RehearsalFollower, _RunWatch
-from orchestrator.run.progress import Notice, Progress, Stage, TaskEnded, Tracked
+from orchestrator.run.progress import Notice, Progress, RunUpdate, Stage, TaskEnded, Tracked
 from orchestrator.show import progress as display
 from orchestrator.show import terminal
 from orchestrator.show.progress import Display
@@ -214,7 +214,9 @@ def test_after_the_last_step_no_other_is_waited_for(
 ) -> None:
     """A run has its last words to write then."""
     write_steps(recorded.path, journal.claim_run(recorded).start_attempt(tiny_plan()), range(done))
-    assert display._waiting_for(recorded.run()) == waits
+    shown = Display()
+    shown(RunUpdate(run=recorded.run(), steps=()))
+    assert shown.waiting == f": {waits}"
 
 
 def test_a_dropped_connection_is_said_once_and_survived(

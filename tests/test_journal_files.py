@@ -6,18 +6,18 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator import journal
 from orchestrator.cli.endings import next_after
-from orchestrator.cli.look_commands import _next_of_run
+from orchestrator.cli.look_commands import status_command
 from orchestrator.errors import JournalUnreadable, JournalUnwritable, OtherVersion
 from orchestrator.journal import events, files
 from orchestrator.journal import steps as step_log
@@ -128,9 +128,9 @@ def test_a_plan_of_another_version_is_named_as_that(tmp_path: Path) -> None:
     assert next_after(met.value) == "orch plan SPEC"
     made.paths.submitted_spec.write_text("name: it\n", encoding="utf-8")
     assert next_after(met.value) == f"orch plan {made.paths.submitted_spec}"
-    ended = replace(made.status(), state="succeeded")
-    assert ended.forecast is None
-    assert _next_of_run(ended, "it", tmp_path) == next_after(met.value)
+    journal.claim_run(made).end_run("succeeded")
+    shown = CliRunner().invoke(status_command, ["it", "--storage", str(tmp_path)])
+    assert shown.stdout.splitlines()[-1] == f"Next: {next_after(met.value)}"
 
 
 def rewrite_plan(made: journal.Journal, digest: str, text: bytes) -> None:

@@ -6,6 +6,7 @@ from datetime import date
 from functools import partial
 from math import erf, inf, log, sqrt
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,7 @@ from orchestrator.planning.many_slices import best_of_slices
 from orchestrator.planning.nearest_specs import changed
 from orchestrator.planning.offers import (
     Offer,
+    OfferRequest,
     Offers,
     UnknownCost,
     _is_round,
@@ -32,10 +34,9 @@ from orchestrator.planning.ranking import best_choices
 from orchestrator.planning.search import search, search_request
 from orchestrator.reading.offer_options import (
     WrongOption,
-    _days_until,
     _dollars_of,
     _read_prices,
-    _wanted_chips,
+    offer_request,
 )
 from orchestrator.reading.problems import SpecProblems
 from orchestrator.run.progress import ProgressEvent, UnitsDone
@@ -358,13 +359,19 @@ def test_outside_of_published_runs_no_odds_are_above_the_end_of_an_interval() ->
 # --- options
 
 
+def asked(**options: Any) -> OfferRequest:
+    """The request of a small spec with these options, today."""
+    usual = dict.fromkeys(("by", "budget", "chips", "prices"))
+    return offer_request(small_spec().resources, **(usual | options), today=TODAY)
+
+
 @pytest.mark.parametrize(
     ("by", "days"),
     [("30d", 30), ("6w", 42), ("12h", 0.5), ("2027-03-01", 99), (12.5, 12.5),
      (date(2026, 12, 2), 10)],
 )  # fmt: skip
 def test_a_date_is_days_from_today(by: str | float | date, days: float) -> None:
-    assert _days_until(by, TODAY) == days
+    assert asked(by=by).by_days == days
 
 
 @pytest.mark.parametrize(
@@ -374,7 +381,7 @@ def test_a_date_is_days_from_today(by: str | float | date, days: float) -> None:
 )  # fmt: skip
 def test_a_wrong_date_is_refused(by: str | float | date) -> None:
     with pytest.raises(WrongOption) as error:
-        _days_until(by, TODAY)
+        asked(by=by)
     assert (error.value.key, error.value.exit_code) == ("--by", 2)
 
 
@@ -396,7 +403,7 @@ def test_a_wrong_budget_is_refused(budget: str | float) -> None:
 @pytest.mark.parametrize("chips", ["v5p,v9", "h1000", "", "v5p,,v6e", []])
 def test_unknown_chips_are_refused(chips: str | list[str]) -> None:
     with pytest.raises(WrongOption) as error:
-        _wanted_chips(chips)
+        asked(chips=chips)
     assert "v5p" in str(error.value)
 
 

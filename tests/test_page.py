@@ -13,7 +13,7 @@ from jinja2 import UndefinedError
 from orchestrator.evidence.report import RunReading
 from orchestrator.journal.steps import counted_steps
 from orchestrator.processes import resource
-from orchestrator.show.charts import _speed_over_steps, thinned
+from orchestrator.show.charts import over_steps, thinned
 from orchestrator.show.drawings import (
     Axis,
     Bar,
@@ -57,14 +57,13 @@ def test_a_far_roofline_does_not_flatten_the_measured_mfu() -> None:
     mfu = replace(PLAN.forecast.mfu, lower=0.9, expected=0.041, low=0.03, high=0.05)
     plan = replace(PLAN, forecast=replace(PLAN.forecast, mfu=mfu))
     table = replace(reading.steps, mfu=reading.steps.mfu * 0.037 / 0.4)
-    plot = _speed_over_steps(plan, reading.report, table)
-    assert plot
+    plot = over_steps(plan, reading.report, table)[0]
+    assert plot.y_name == "MFU"
     assert 0.05 < plot.y.high < 0.06
     assert [curve.kind for curve in plot.curves].count("lower") == 0
     assert ("expected", (0.0, 0.03, 0.05)) in [(band.kind, band.points[0]) for band in plot.bands]
     near = replace(plan, forecast=replace(PLAN.forecast, mfu=replace(mfu, lower=0.09)))
-    plot = _speed_over_steps(near, reading.report, table)
-    assert plot
+    plot = over_steps(near, reading.report, table)[0]
     assert [curve.kind for curve in plot.curves].count("lower") == 1
 
 
@@ -88,7 +87,7 @@ def test_a_page_links_to_its_mlflow_run() -> None:
     assert run_link(replace(database, tracker="files")) is None
     run, steps = preempted_run()
     linked = replace(run, tracking=database)
-    text = _run_page(**shown(linked, steps, mlflow=run_link(database)))
+    text = _run_page(**shown(linked, steps))
     assert '<a href="http://127.0.0.1:5080/#/runs/abc">abc</a>' in text
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.evidence.report import _spread, make_report
 from orchestrator.formatting import off
-from orchestrator.show.charts import _measured_bar
+from orchestrator.show.charts import step_time
 from orchestrator.show.parts import Detail
 from orchestrator.show.report_screen import CAUSES, report_screen, run_verdict
 from orchestrator.values.report import Goodput
@@ -135,7 +135,7 @@ def test_a_mean_below_the_median_gives_no_negative_part() -> None:
     parts = {part.name: part.s for part in report.gap.parts}
     assert parts["slow steps"] == 0
     assert isclose(sum(parts.values()), report.gap.s)
-    output = _measured_bar(report.measured)
+    output = step_time(PLAN, report).bars[-1]
     assert [segment.name for segment in output.segments] == ["devices"]
     assert isclose(output.value, report.measured.mean_step_s)
 

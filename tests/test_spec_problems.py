@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import catalog, reading
-from orchestrator.reading.expectations import SYNONYMS, meant_key
+from orchestrator.reading.expectations import _KEY_SYNONYMS, meant_key
 from orchestrator.reading.problems import _SHOWN_PROBLEMS, Problem, SpecProblems
 from orchestrator.reading.schema import homes
 from orchestrator.values.spec import TensorTreatments
@@ -233,7 +233,7 @@ def test_what_is_told_is_safe_to_print(tmp_path: Path) -> None:
 
 def test_every_name_of_other_programs_stands_for_a_key() -> None:
     """No entry names a key that a spec does not have, or one that it does have there."""
-    for name, keys in SYNONYMS.items():
+    for name, keys in _KEY_SYNONYMS.items():
         for key in keys:
             assert homes(key), (name, key)
             assert meant_key(name.upper().replace("_", "-"), [key]) == key

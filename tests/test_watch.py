@@ -26,7 +26,7 @@ from orchestrator.journal.steps import StepLog, _encode
 from orchestrator.show.charts import attempt_parts, host_strip
 from orchestrator.show.pages import page_of
 from orchestrator.show.report_screen import hosts_text
-from orchestrator.show.watch import Watch, WatchServer, _top_screen, _WatchedPage
+from orchestrator.show.watch import _top_screen, _Watch, _WatchedPage, _WatchServer
 from orchestrator.values.run import TimedStep
 from orchestrator.values.slowdowns import HostTimes
 from tests.browser import MISSING, browser, chromium
@@ -55,8 +55,8 @@ def more_steps(writer: Writer, attempt: int, indices: range) -> None:
 
 @contextmanager
 def served(storage: Path, *runs: str) -> Iterator[tuple[_WatchedPage, str]]:
-    page = _WatchedPage(Watch(runs, storage))
-    with WatchServer(page) as server:
+    page = _WatchedPage(_Watch(runs, storage))
+    with _WatchServer(page) as server:
         Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         try:
             yield page, server.address
@@ -100,7 +100,7 @@ def test_only_the_printed_address_opens_the_page(tmp_path: Path) -> None:
 def test_only_changed_parts_are_sent(tmp_path: Path) -> None:
     """After more steps the figures come, and memory, which is as it was, does not."""
     writer, attempt = going_on(tmp_path)
-    page = _WatchedPage(Watch(["it"], tmp_path))
+    page = _WatchedPage(_Watch(["it"], tmp_path))
     first = json.loads(page.since(0))
     assert set(first["parts"]) == {
         f"r0-{name}" for name in ("head", "figures", "hosts", "steps", "time", "memory")
@@ -173,7 +173,7 @@ def test_slow_hosts_stand_out(tmp_path: Path) -> None:
     assert "rank 7 takes 2 x as long" in hosts_text(heat)
     levels = dict(host_strip(heat).rows)
     assert [level for *_, level, _ in levels["rank 7"]] == [0, 4]
-    [shown] = Watch(["it"], tmp_path).look()
+    [shown] = _Watch(["it"], tmp_path).look()
     assert "rank 7   ▁▁" in _top_screen([shown], "orch top")
     assert "Only the 24 that were slowest" in page_of(writer.journal, None)[0]
     # One process goes on, which is compared with none.
@@ -187,7 +187,7 @@ def test_slow_hosts_stand_out(tmp_path: Path) -> None:
 def test_a_run_that_is_removed_says_so_and_others_go_on(tmp_path: Path) -> None:
     going_on(tmp_path, "a")
     other = failed_once(tmp_path, "b")
-    watch = Watch(["a", "b"], tmp_path)
+    watch = _Watch(["a", "b"], tmp_path)
     assert all(run.reading for run in watch.look())
     for file in sorted(other.path.rglob("*"), reverse=True):
         file.rmdir() if file.is_dir() else file.unlink()

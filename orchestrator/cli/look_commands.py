@@ -61,7 +61,15 @@ def status_command(run: str | None, storage: Path, follows: bool, as_json: bool)
     if as_json:
         show(found, as_json=True)
     elif isinstance(found, Status):
-        say(screens.status_screen(found, _next_of_run(found, run, storage)))
+        try:
+            if found.forecast is None and found.state not in LIVE:
+                find_run(storage, found.run).plan(found.plan_digest)
+            following = screens.next_run_command(found, run, storage)
+        except OrchError as error:  # it has ended, and its plan is unreadable
+            from orchestrator.cli.endings import next_after  # noqa: PLC0415  as in `cli`
+
+            following = error.next_command or next_after(error)
+        say(screens.status_screen(found, following))
     else:
         from orchestrator.show.study_screens import study_report_screen  # noqa: PLC0415  as below
 
@@ -342,15 +350,3 @@ def completion_command(shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None
     echo(kind(click.Group(), {}, "orch", "_ORCH_COMPLETE").source())
-
-
-def _next_of_run(status: Status, named: str, storage: Path) -> str:
-    """Return the next command for a run; what helps if it has ended and its plan is unreadable."""
-    if status.forecast is None and status.state not in LIVE:
-        try:
-            find_run(storage, status.run).plan(status.plan_digest)
-        except OrchError as error:
-            from orchestrator.cli.endings import next_after  # noqa: PLC0415  as in `cli`
-
-            return error.next_command or next_after(error)
-    return screens.next_run_command(status, named, storage)

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -21,15 +21,12 @@ from orchestrator.show.terminal import CommandResult, show_result, telling_of
 from orchestrator.values.plan import Plan
 from orchestrator.values.spec import Spec
 
-if TYPE_CHECKING:  # few plans are of serving
-    from orchestrator.serving.cheapest import ServingOffer
-
 _ONE_SPEC = "the plan of one spec"
 # The most priced candidates of a plan for which changes that may cut its lines are planned too.
 _QUICK: dict[Detail, float] = {"brief": 0, "usual": 1_500, "full": math.inf}
 _OF_TRAINING = ("--alternatives", "--profile", "--stage", "a second spec")
 _OF_SERVING = ("--frontier", "--load")
-_OFFER_OPTIONS = ("by", "budget", "chips", "prices", "html")
+_OFFER_OPTIONS = ("by", "budget", "chips", "prices")
 
 
 @click.command("plan")
@@ -118,10 +115,23 @@ def plan_command(
     else:
         refuse_options({name: typed[name] for name in _OF_SERVING}, "a serving spec")
         loaded = orch.load(spec, overrides)
-        asked = {name: options[name] for name in _OFFER_OPTIONS}
-        if loaded.resources.has_open_topology or any(one is not None for one in asked.values()):
+        asked, page = {name: options[name] for name in _OFFER_OPTIONS}, options["html"]
+        chooses = any(value is not None for value in (*asked.values(), page))
+        if chooses or loaded.resources.has_open_topology:
             refuse_options({name: typed[name] for name in _OF_TRAINING}, "a plan of chosen slices")
-            result = _offers(spec, loaded, detail or "usual", **asked)
+            # Heavy to import, and few plans are of slices to choose from.
+            from orchestrator.show.offers_screen import offers_screen, to_take  # noqa: PLC0415
+            from orchestrator.show.progress import Display  # noqa: PLC0415
+
+            offers = orch.offers(loaded, **asked, progress=Display())
+            chosen = to_take(offers)
+            taking = offer_command(spec, overrides, chosen.overrides) if chosen else None
+            result = CommandResult(
+                offers,
+                lambda: offers_screen(offers, taking, detail or "usual"),
+                exit_code=0 if any(offer.days for offer in offers.offers) else SpecError.exit_code,
+                written=orch.write_offers(offers, page) if page else None,
+            )
         else:
             more, profile, stage = (options[name] for name in ("alternatives", "profile", "stage"))
             result = _plans(spec, loaded, detail or "usual", more, profile, stage)
@@ -184,12 +194,19 @@ def _serving(
     if typed["--load"]:
         seen = orch.serving_load(path, overrides, arrivals=typed["--load"])
         return CommandResult(seen, lambda: load_screen(seen, planning))
-    asked = {name: typed[f"--{name}"] for name in ("by", "budget", "chips", "prices")}
+    asked = {name: typed[f"--{name}"] for name in _OFFER_OPTIONS}
     loaded = orch.load_serving(path, overrides)
     if loaded.resources.has_open_topology or any(value is not None for value in asked.values()):
         found = orch.serving_offers(loaded, **asked)
-        best = found.cheapest
-        to_take = offer_command(path, overrides, _taken(best)) if best else None
+        to_take = None
+        if best := found.cheapest:
+            taken = (
+                f"resources.chip={best.chip}",
+                f"resources.topology={best.topology}",
+                f"resources.replicas={best.replicas}",
+                f"serve.engine={best.plan.serve.engine if best.plan else ''}",
+            )
+            to_take = offer_command(path, overrides, taken)
         return CommandResult(
             found,
             lambda: serving_offers_screen(found, to_take, detail),
@@ -198,17 +215,6 @@ def _serving(
     plan = orch.plan_serving(loaded)
     following = spec_command("explain", path, overrides)
     return CommandResult(plan, lambda: serving_screen(plan, following, detail))
-
-
-def _taken(offer: "ServingOffer") -> tuple[str, ...]:
-    """Return the overrides that make a spec of an offer."""
-    engine = offer.plan.serve.engine if offer.plan else ""
-    return (
-        f"resources.chip={offer.chip}",
-        f"resources.topology={offer.topology}",
-        f"resources.replicas={offer.replicas}",
-        f"serve.engine={engine}",
-    )
 
 
 def _with_known_proof(plan: Plan) -> tuple[Plan, str]:
@@ -220,21 +226,3 @@ def _with_known_proof(plan: Plan) -> tuple[Plan, str]:
     from orchestrator.show.proof_screen import proof_summary  # noqa: PLC0415
 
     return orch.with_proof(plan, known.proof), proof_summary(known.proof, known.age_s or 0.0)
-
-
-def _offers(
-    path: Path, spec: Spec, detail: Detail, html: Path | None, **asked: Any
-) -> CommandResult:
-    # Heavy to import, and few plans are of slices to choose from.
-    from orchestrator.show.offers_screen import offers_screen, to_take  # noqa: PLC0415
-    from orchestrator.show.progress import Display  # noqa: PLC0415
-
-    found = orch.offers(spec, **asked, progress=Display())
-    chosen = to_take(found)
-    following = offer_command(path, spec.overrides, chosen.overrides) if chosen else None
-    return CommandResult(
-        found,
-        lambda: offers_screen(found, following, detail),
-        exit_code=0 if any(offer.days for offer in found.offers) else SpecError.exit_code,
-        written=orch.write_offers(found, html) if html else None,
-    )

@@ -20,9 +20,6 @@ from orchestrator.show.report_screen import gpu_score_screen, score_screen
 from orchestrator.show.terminal import CommandResult, echo, show, show_result
 from orchestrator.values.proof import Proof
 
-_ONE_PROOF, _SEARCH = "the proof of one spec", "a search of programs"
-_OF_SEARCH = ("--search", "--write")
-
 
 @click.command("explain")
 @shared.SPEC
@@ -125,56 +122,46 @@ def prove_command(
         refuse_options(refused, "the proof of a training")
         served = orch.prove_serving(spec, overrides, hlo=hlo, progress=progress)
         following = spec_command("plan", spec, overrides)
+        proofs = [proved.proof for proved in served]
         result = CommandResult(
-            [proved.proof for proved in served],
+            proofs,
             lambda: proof_screens(served, None, following, detail or "usual"),
-            exit_code=_exit_code(*(proved.proof for proved in served)),
+            exit_code=_exit_code(*proofs),
         )
-        show_result(result, as_json=as_json)
-        return
-    if count and not other:
-        refused = {name: value for name, value in pages.items() if name not in _OF_SEARCH}
-        refuse_options(refused | {"--hlo": hlo, "--stage": stage, f"--{detail}": detail}, _SEARCH)
-        show_result(_searched(spec, overrides, count, path, progress), as_json=as_json)
-        return
-    if other:
-        refuse_options(pages | {"--hlo": hlo, f"--{detail}": detail}, _ONE_PROOF)
+    elif other:
+        refuse_options(pages | {"--hlo": hlo, f"--{detail}": detail}, "the proof of one spec")
         changed = orch.load(other, overrides)
         diff = orch.prove_diff(spec, changed, progress=progress, stage=stage)
         names, code = (spec.stem, other.stem), _exit_code(*diff.proofs)
         result = CommandResult(diff, lambda: proof_diff_screen(diff, names), exit_code=code)
-        show_result(result, as_json=as_json)
-        return
-    loaded, following = orch.load(spec, overrides), spec_command("submit", spec, overrides)
-    others = None  # proofs of plans that recompute less
-    if is_staged := shared.has_many_plans(loaded, stage):
-        refuse_options(pages, shared.ONE_STAGE)
-        found = orch.prove_stages(loaded, hlo=hlo, progress=progress)
+    elif count:
+        refused = {"--html": html, "--search-remat": options["search_remat"], "--hlo": hlo}
+        refuse_options(refused | {"--stage": stage, f"--{detail}": detail}, "a search of programs")
+        if path and path.exists():  # refused before anything is compiled
+            raise OrchError(f"{path}: exists already; name another file")
+        search = orch.prove_search(spec, count, overrides, progress=progress)
+        written = orch.write_choice(search, spec, path, overrides) if path else None
+        best = () if written else (*overrides, *search.best.overrides)
+        following = spec_command("plan", written or spec, best)
+        result = CommandResult(search, lambda: search_screen(search, following), written=written)
     else:
-        found = [orch.prove(loaded, hlo=hlo, progress=progress, stage=stage)]
-        if options["search_remat"]:
-            others = orch.prove_less_recompute(loaded, progress=progress, stage=stage)
-    proofs = [proved.proof for proved in (*found, *(others or ()))]
-    result = CommandResult(
-        proofs if is_staged or others else proofs[0],
-        lambda: proof_screens(found, others, following, detail or "usual"),
-        exit_code=_exit_code(*(proved.proof for proved in found)),
-        written=orch.write_schedule(found[0], html) if html else None,
-    )
+        loaded, following = orch.load(spec, overrides), spec_command("submit", spec, overrides)
+        others = None  # proofs of plans that recompute less
+        if is_staged := shared.has_many_plans(loaded, stage):
+            refuse_options(pages, shared.ONE_STAGE)
+            found = orch.prove_stages(loaded, hlo=hlo, progress=progress)
+        else:
+            found = [orch.prove(loaded, hlo=hlo, progress=progress, stage=stage)]
+            if options["search_remat"]:
+                others = orch.prove_less_recompute(loaded, progress=progress, stage=stage)
+        proofs = [proved.proof for proved in (*found, *(others or ()))]
+        result = CommandResult(
+            proofs if is_staged or others else proofs[0],
+            lambda: proof_screens(found, others, following, detail or "usual"),
+            exit_code=_exit_code(*(proved.proof for proved in found)),
+            written=orch.write_schedule(found[0], html) if html else None,
+        )
     show_result(result, as_json=as_json)
-
-
-def _searched(
-    spec: Path, overrides: tuple[str, ...], count: int, path: Path | None, progress: Display
-) -> CommandResult:
-    """Search programs; a file that cannot be written is refused before anything is compiled."""
-    if path and path.exists():
-        raise OrchError(f"{path}: exists already; name another file")
-    found = orch.prove_search(spec, count, overrides, progress=progress)
-    written = orch.write_choice(found, spec, path, overrides) if path else None
-    kept = written or spec
-    following = spec_command("plan", kept, () if written else (*overrides, *found.best.overrides))
-    return CommandResult(found, lambda: search_screen(found, following), written=written)
 
 
 def _exit_code(*proofs: Proof) -> int:
@@ -213,25 +200,22 @@ def score_command(
     """
     if own or row:
         refuse_options({"RUNS.csv": runs, "--without": without, "--kind": kind}, "published runs")
-    if row:
-        echo(orch.own_run_row(row, storage), nl=False)
-        return
-    if own:
-        learned = orch.score_own(storage)
-        show(learned, lambda: own_score_screen(learned), as_json=as_json)
-        return
     apart, which = kind == "disaggregated", [str(runs)] if runs else ["--kind", kind or "training"]
     other = shlex.join(["orch", "score", *which, *([] if without else ["--without", "document"])])
-    if apart or kind == "serving" or (kind is None and runs and orch.is_serving(runs)):
+    if row:
+        echo(orch.own_run_row(row, storage), nl=False)
+    elif own:
+        learned = orch.score_own(storage)
+        show(learned, lambda: own_score_screen(learned), as_json=as_json)
+    elif apart or kind == "serving" or (kind is None and runs and orch.is_serving(runs)):
         # Few scores are of serving.
         from orchestrator.show.serving_screen import serving_score_screen  # noqa: PLC0415
 
         served = orch.score_serving(runs, without=without, disaggregated=apart)
         show(served, lambda: serving_score_screen(served, other), as_json=as_json)
-        return
-    if kind == "gpu" or (kind is None and runs and orch.is_gpu(runs)):
+    elif kind == "gpu" or (kind is None and runs and orch.is_gpu(runs)):
         on_gpus = orch.score_gpus(runs, without=without)
         show(on_gpus, lambda: gpu_score_screen(on_gpus, other), as_json=as_json)
-        return
-    found = orch.score(runs, without=without)
-    show(found, lambda: score_screen(found, other), as_json=as_json)
+    else:
+        found = orch.score(runs, without=without)
+        show(found, lambda: score_screen(found, other), as_json=as_json)

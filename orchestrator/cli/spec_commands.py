@@ -18,8 +18,6 @@ from orchestrator.show.progress import Display
 from orchestrator.show.terminal import echo, say, show
 from orchestrator.values.run import WeightType
 
-_LEADING = "llama3_8b_v6e_2slice"  # the README's example
-
 
 @click.command("init")
 @click.argument("path", required=False, type=FILE)
@@ -42,7 +40,8 @@ def init_command(
     """
     if as_list:
         rows = ui.Table(list(orch.examples().items()), "<w")
-        say(ui.screen([rows], ui.next_step(f"orch init --from {_LEADING} my-run.yaml")))
+        leading = "orch init --from llama3_8b_v6e_2slice my-run.yaml"  # the README's example
+        say(ui.screen([rows], ui.next_step(leading)))
         return
     written = orch.create_spec(path, example, overrides)
     echo(f"wrote {written}\nNext: {spec_command('plan', written, ())}")

@@ -175,7 +175,19 @@ def check_model(spec: SpecInstance, key: str) -> None:
     _report(spec, key, shape_faults(*sizes))
     if not isinstance(model, dict):
         return
-    _report(spec, key, _global_faults(model))
+    # The sizes of global layers, and an MLP next to experts.
+    moe = model.get("moe")
+    sizes = [model.get(name) for name in ("heads", "global_kv_heads", "global_head_dim")]
+    _report(spec, key, shape_faults(*sizes, of="global_"))
+    if isinstance(moe, dict) and moe.get("with_mlp"):
+        if model.get("norm_placement") != "both":
+            message = "must be both where a mixture has an MLP next to it"
+            hint = "norm_placement: both"
+            spec.report(f"{key}.norm_placement", "mlp-needs-norms", message, hint)
+        if moe.get("shared_experts"):
+            message = "must be left out where a mixture has an MLP next to it"
+            hint = "leave it out, or with_mlp"
+            spec.report(f"{key}.moe.shared_experts", "two-shared-mlps", message, hint)
     if isinstance(model.get("latent"), dict):
         latent = {name: spec[f"{key}.latent.{name}"] for name in _LATENT_KEYS}
         if None not in latent.values():
@@ -184,25 +196,11 @@ def check_model(spec: SpecInstance, key: str) -> None:
         message = "is a function of gate and up, must have gated: true"
         hint = "for example gated: true"
         spec.report(f"{key}.activation", "activation-needs-gate", message, hint)
-    if isinstance(model.get("moe"), dict):
+    if isinstance(moe, dict):
         mixture = {name: spec[f"{key}.moe.{name}"] for name in _MIXTURE_KEYS}
         if None not in mixture.values():
             faults = mixture_faults(MixtureOfExperts(**mixture), model.get("layers"))
             _report(spec, f"{key}.moe", faults)
-
-
-def _global_faults(model: _Values) -> Iterator[Fault]:
-    """Yield what is wrong with the sizes of global layers, or of an MLP next to experts."""
-    moe = model.get("moe")
-    sizes = (model.get(name) for name in ("heads", "global_kv_heads", "global_head_dim"))
-    yield from shape_faults(*sizes, of="global_")
-    if isinstance(moe, dict) and moe.get("with_mlp"):
-        if model.get("norm_placement") != "both":
-            message = "must be both where a mixture has an MLP next to it"
-            yield "norm_placement", "mlp-needs-norms", message, "norm_placement: both"
-        if moe.get("shared_experts"):
-            message = "must be left out where a mixture has an MLP next to it"
-            yield "moe.shared_experts", "two-shared-mlps", message, "leave it out, or with_mlp"
 
 
 def shape_faults(
@@ -310,37 +308,34 @@ def _check_stages(spec: SpecInstance) -> None:
     if not entries or not all(isinstance(entry, dict) for entry in entries):
         return
     stages = written_out(spec["experiment"])
+    usual = {
+        key: default_of(schema_field("experiment", "optimizer", key))
+        for key in ("name", "peak_lr", "end_lr")
+    }
     for number, (entry, stage) in enumerate(zip(entries, stages, strict=True)):
-        faults = _stage_faults(entry, stage, stages[max(number - 1, 0)])
-        _report(spec, f"experiment.stages.{number}", faults)
+        section, given = f"experiment.stages.{number}", entry.get("batch")
+        if isinstance(given, dict) and None not in (given.get("length"), entry.get("length")):
+            message = f"is {entry['length']:,}, and the batch's length is {given['length']:,}"
+            spec.report(f"{section}.length", "two-lengths", message, "remove one of them")
+        for key, size in (("batch", "sequences"), ("length", "length")):
+            if size not in stage["batch"] and key not in entry:
+                message = "is missing, must be in the first stage or in experiment.batch"
+                hint = f"for example {key}: 4096"
+                spec.report(f"{section}.{key}", "stage-without-batch", message, hint)
+        _report(spec, section, _batch_faults(stage["tokens"], stage["batch"]))
+        if "data" in entry:
+            _report(spec, section, _data_faults({"kind": "synthetic"} | stage["data"]))
+        optimizer, before = (
+            usual | each["optimizer"] for each in (stage, stages[max(number - 1, 0)])
+        )
+        if "optimizer" in entry:
+            _report(spec, section, _rate_faults(optimizer["peak_lr"], optimizer["end_lr"]))
+        if optimizer["name"] != before["name"]:
+            why = "a state has moments of one optimizer"
+            message = f"is {optimizer['name']}, must be {before['name']} in every stage: {why}"
+            spec.report(f"{section}.optimizer.name", "stage-optimizer", message, "remove it")
     tokens, each = spec["experiment.tokens"], [stage["tokens"] for stage in stages]
     if tokens and all(each) and tokens != sum(each):
         message = f"is {tokens:,}, must be the sum of all stages: {sum(each):,}"
         hint = f"leave it out, or write tokens: {sum(each)}"
         spec.report("experiment.tokens", "tokens-of-stages", message, hint)
-
-
-def _stage_faults(entry: _Values, stage: _Values, before: _Values) -> Iterator[Fault]:
-    given = entry.get("batch")
-    if isinstance(given, dict) and None not in (given.get("length"), entry.get("length")):
-        message = f"is {entry['length']:,}, and the batch's length is {given['length']:,}"
-        yield "length", "two-lengths", message, "remove one of them"
-    for key, size in (("batch", "sequences"), ("length", "length")):
-        if size not in stage["batch"] and key not in entry:
-            message = "is missing, must be in the first stage or in experiment.batch"
-            yield key, "stage-without-batch", message, f"for example {key}: 4096"
-    yield from _batch_faults(stage["tokens"], stage["batch"])
-    if "data" in entry:
-        yield from _data_faults({"kind": "synthetic"} | stage["data"])
-
-    def setting(values: _Values, key: str) -> Any:
-        default = default_of(schema_field("experiment", "optimizer", key))
-        return values["optimizer"].get(key, default)
-
-    if "optimizer" in entry:
-        yield from _rate_faults(setting(stage, "peak_lr"), setting(stage, "end_lr"))
-    name, earlier = setting(stage, "name"), setting(before, "name")
-    if name != earlier:
-        why = "a state has moments of one optimizer"
-        message = f"is {name}, must be {earlier} in every stage: {why}"
-        yield "optimizer.name", "stage-optimizer", message, "remove it"

@@ -177,8 +177,16 @@ def create(
     # Overrides of what travels with orch name files as seen from the new spec.
     base = source.parent if source == Path(example or "") else path.parent
     text = _changed(source, path, base, overrides).replace(mentioned, str(path))
+    schemas_written = {
+        _SCHEMA: schemas.spec_schema,
+        _STUDY_SCHEMA: schemas.study_schema,
+        _SERVING_SCHEMA: schemas.serving_schema,
+    }
     try:
-        _write_schema(path.parent)
+        for name, make in schemas_written.items():
+            file = path.parent / name
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(schemas.schema_text(make()), encoding="utf-8")
         with path.open("x", encoding="utf-8") as output:
             schema = _SERVING_SCHEMA if is_serving(source) else _SCHEMA
             output.write(f"# yaml-language-server: $schema={schema}\n{text.rstrip()}\n")
@@ -206,18 +214,6 @@ def _changed(source: Path, path: Path, base: Path, overrides: Sequence[str]) -> 
             there = Path(os.path.relpath(base / file, path.parent))
             text = _edited(text, [str(key) for key in keys], there.as_posix())
     return _named(_HEAD.sub("", text, count=1), path)
-
-
-def _write_schema(folder: Path) -> None:
-    written = {
-        _SCHEMA: schemas.spec_schema,
-        _STUDY_SCHEMA: schemas.study_schema,
-        _SERVING_SCHEMA: schemas.serving_schema,
-    }
-    for name, schema in written.items():
-        file = folder / name
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(schemas.schema_text(schema()), encoding="utf-8")
 
 
 def _named(text: str, path: Path) -> str:

@@ -26,7 +26,7 @@ def _names_of_others(table: dict[str, str]) -> dict[str, list[str]]:
 
 
 _SYNONYMS = tomllib.loads(resource("reading", "synonyms.toml").read_text("utf-8"))
-SYNONYMS = _names_of_others(_SYNONYMS["keys"])
+_KEY_SYNONYMS = _names_of_others(_SYNONYMS["keys"])
 _VALUE_SYNONYMS = _names_of_others(_SYNONYMS["values"])
 _BOUNDS = {
     "minimum": "at least",
@@ -163,7 +163,7 @@ def key_suggestion(key: str, legal: list[str], *, in_spec: bool = True) -> Corre
 
 
 def _synonyms(key: str, legal: list[str]) -> list[str]:
-    return [name for name in SYNONYMS.get(key.lower().replace("-", "_"), ()) if name in legal]
+    return [name for name in _KEY_SYNONYMS.get(key.lower().replace("-", "_"), ()) if name in legal]
 
 
 def meant_key(key: str, legal: list[str]) -> str | None:
@@ -188,10 +188,6 @@ class KeyHelp:
     required: bool
 
 
-def keys_of_specs() -> list[KeyHelp]:
-    return list(dict.fromkeys(_keys(schemas.spec_schema(), "")))
-
-
 def help_about(key: str) -> list[KeyHelp]:
     """Return a key of a spec or a serving spec and those below it; for another name raise
     `UnknownName`, with the keys next to it.
@@ -209,7 +205,7 @@ def _keys_at(key: str) -> list[KeyHelp]:
     """Return a key and those below it, without a name all. What specs and serving specs both have
     is as in a spec.
     """
-    rows = keys_of_specs()
+    rows = list(dict.fromkeys(_keys(schemas.spec_schema(), "")))
     known = {row.key for row in rows}
     of_serving = dict.fromkeys(_keys(schemas.serving_schema(), ""))
     rows += [row for row in of_serving if row.key not in known]

@@ -1,10 +1,10 @@
 """A file as values: reads its nodes by a schema, and places all that is wrong in the text."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from jsonschema import Draft202012Validator, ValidationError
+from jsonschema import ValidationError
 
 from orchestrator.reading import expectations, nodes
 from orchestrator.reading import schema as schemas
@@ -33,14 +33,12 @@ class SpecInstance:
     what is wrong. `rejected` are the paths whose values are wrong, and None in `value`.
     """
 
-    def __init__(self, root: Node, schema: Schema) -> None:
+    def __init__(self, root: Node, document: Callable[[], Schema]) -> None:
         self.fields: dict[KeyPath, _Field] = {}
         self.problems: list[Problem] = []
         self.rejected: set[KeyPath] = set()
-        self.value = self._value((), _Field(root.place, root, schema))
-        is_spec = schema is schemas.spec_schema()  # whose validator is made once
-        validator = schemas.spec_validator() if is_spec else Draft202012Validator(schema)
-        for error in validator.iter_errors(self.value):
+        self.value = self._value((), _Field(root.place, root, document()))
+        for error in schemas.validator(document).iter_errors(self.value):
             for path, problem in self._violation(error):
                 if not self.is_rejected(path):
                     self.reject(path, problem)

@@ -42,7 +42,6 @@ _OTHER_FILES = {
         "for example study: {kind: sweep, base: my-run.yaml, vary: ...}",
     ),
 }  # fmt: skip
-_CHIP_FILE = "resources.chip.file"
 _START = "experiment.start.huggingface"
 
 
@@ -89,24 +88,39 @@ def spec_of(
     root: Node, problems: Sequence[Problem], folder: Path, overrides: tuple[str, ...]
 ) -> Spec:
     """Return the spec of nodes, whose paths are relative to the folder, or raise `SpecProblems`."""
-    file = SpecInstance(root, schemas.spec_schema())
+    file = SpecInstance(root, schemas.spec_schema)
     check(file)
-    chip, definition, model, elsewhere = chip_and_model(file, folder, "experiment.model")
+    chip, definition, named_model, elsewhere = chip_and_model(file, folder, "experiment.model")
     if everything := [*problems, *file.problems, *elsewhere]:
         raise SpecProblems(everything)
     assert chip is not None
     file.values["resources"] |= {"chip": chip.name, "chip_definition": definition}
-    spec = _spec(file.values, model_values(model), overrides)
-    key, stages = "experiment.batch.length", spec.experiment.stages
-    longest = max(batch.length for batch in (spec.experiment.batch, *(s.batch for s in stages)))
-    positions = spec.experiment.model.learned_positions
+    spec = _spec(file.values, model_values(named_model), overrides)
+    experiment, key = spec.experiment, "experiment.batch.length"
+    batches = (experiment.batch, *(stage.batch for stage in experiment.stages))
+    longest = max(batch.length for batch in batches)
+    model, start = experiment.model, experiment.start
+    positions = model.learned_positions
     if positions is not None and longest > positions:
         message = f"is {longest:,}, must be at most the {positions:,} positions that are learned"
         hint = f"for example length: {positions}"
         raise SpecProblems([file.place(key).problem("too-few-positions", key, message, hint)])
     # Hosts that train find the files that this machine lacks, and those in buckets.
-    if wrong := [*_start_problems(spec, file, folder)]:
-        raise SpecProblems(wrong)
+    if start and not is_address(start.huggingface) and (folder / start.huggingface).exists():
+        place, config = file.place(_START), folder / start.huggingface / "config.json"
+        try:
+            theirs = huggingface.model_of(config, model.name)
+        except SpecProblems as error:
+            raise SpecProblems(named_by(place, _START, error.problems)) from None
+        if not any(config.parent.glob("*.safetensors")):
+            message = "has no safetensors, must be a folder with the weights of a model"
+            raise SpecProblems([place.problem("no-weights", _START, message)])
+        if decoder(theirs) != decoder(model):
+            ours = asdict(model)
+            names = ", ".join(key for key, value in asdict(theirs).items() if value != ours[key])
+            message = f"has weights of another model, must be this one's: {names} differ"
+            hint = f"for example model: {{huggingface: {start.huggingface}/config.json}}"
+            raise SpecProblems([place.problem("other-model", _START, message, hint)])
     if wrong := [*_data_problems(spec, file, folder, longest)]:
         raise SpecProblems(wrong)
     return spec
@@ -123,7 +137,8 @@ def chip_and_model(
     if isinstance(named, str):
         chip = catalog.chip(named)
     elif isinstance(named, dict) and "file" in named:
-        found, elsewhere = _named_file(file, _CHIP_FILE, lambda path: _read_chip(folder / path))
+        key_of_file = "resources.chip.file"
+        found, elsewhere = _named_file(file, key_of_file, lambda path: _read_chip(folder / path))
         chip, definition = found or (None, None)
     if chip:
         check_topology(file, chip)
@@ -272,29 +287,6 @@ def places(path: Path, overrides: Sequence[str] = ()) -> Callable[[str], str]:
 # The files that a run reads: checks of those that this machine has, and which are missing.
 
 
-def _start_problems(spec: Spec, file: SpecInstance, folder: Path) -> Iterator[Problem]:
-    """Yield what is wrong where the weights to start from are of another model."""
-    start, model = spec.experiment.start, spec.experiment.model
-    if start is None or is_address(start.huggingface) or not (folder / start.huggingface).exists():
-        return
-    place = file.place(_START)
-    config = folder / start.huggingface / "config.json"
-    try:
-        theirs = huggingface.model_of(config, model.name)
-    except SpecProblems as error:
-        yield from named_by(place, _START, error.problems)
-        return
-    if not any(config.parent.glob("*.safetensors")):
-        message = "has no safetensors, must be a folder with the weights of a model"
-        yield place.problem("no-weights", _START, message)
-    elif decoder(theirs) != decoder(model):
-        ours = asdict(model)
-        names = ", ".join(key for key, value in asdict(theirs).items() if value != ours[key])
-        message = f"has weights of another model, must be this one's: {names} differ"
-        hint = f"for example model: {{huggingface: {start.huggingface}/config.json}}"
-        yield place.problem("other-model", _START, message, hint)
-
-
 def _data_problems(spec: Spec, file: SpecInstance, folder: Path, length: int) -> Iterator[Problem]:
     """Yield paths of data that are no manifest of a token set, separators that are no token, and a
     held-out set with too few sequences.
@@ -407,7 +399,7 @@ def _read_chip(path: Path) -> tuple[Chip, dict[str, Any]]:
             positions[section] = SpecPosition(source, number, header.start(1) + 1)
         elif key := _KEY.match(text):
             positions[*section, key[1]] = SpecPosition(source, number, key.start(1) + 1)
-    file = SpecInstance(_toml_node(content, (), positions), schemas.chip_schema())
+    file = SpecInstance(_toml_node(content, (), positions), schemas.chip_schema)
     if not file.problems:
         _check_chip(file, path.stem)
     if file.problems:

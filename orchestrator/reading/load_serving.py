@@ -29,7 +29,7 @@ def load_serving(
     text = nodes.read(source) if isinstance(source, Path) else source
     root, problems = nodes.parse(text)
     problems += apply(root, overrides)
-    file = SpecInstance(root, schemas.serving_schema())
+    file = SpecInstance(root, schemas.serving_schema)
     check_model(file, _MODEL)
     chip, definition, model, elsewhere = chip_and_model(
         file, base or Path(text.name).parent, _MODEL

@@ -31,15 +31,12 @@ class _VariedKey:
     values: tuple[Node, ...]
 
 
-_Point = list[tuple[_VariedKey, Node]]  # the keys of a trial with their values
-
-
 def load_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     """Return the study of a file, its base changed by `--set`; `SpecProblems` has all problems."""
     applied = tuple(overrides)
     root, problems = parse(read(path))
     varied, form_problems = _take_varied(root)
-    file = SpecInstance(root, study_schema())
+    file = SpecInstance(root, study_schema)
     problems += [*form_problems, *file.problems]
     # What `--set` would change, every trial then sets.
     source, hint = SpecText(FLAG, applied), "change its values in the study's vary"
@@ -177,8 +174,9 @@ def _weak_problems(file: SpecInstance, varied: list[_VariedKey], base: Spec) -> 
 
 
 def _trials(
-    base: Path, overrides: tuple[str, ...], points: list[_Point], weak: Spec | None
-) -> tuple[tuple[Trial, ...], list[Problem]]:
+    base: Path, overrides: tuple[str, ...], points: list[list[tuple[_VariedKey, Node]]],
+    weak: Spec | None,
+) -> tuple[tuple[Trial, ...], list[Problem]]:  # fmt: skip
     """Return every trial as a spec, and all problems of all of them, each once."""
     source = read(base)
     trials: list[Trial] = []

@@ -55,7 +55,12 @@ def offer_request(
     """
     names: tuple[str, ...] = (resources.chip,)
     if chips is not None:
-        names = _wanted_chips(chips)
+        listed = chips.split(",") if isinstance(chips, str) else chips
+        names = tuple(dict.fromkeys(name.strip() for name in listed))
+        for name in names or ("",):
+            if name not in catalog.chips():
+                must = f"chips of the catalog: {', '.join(catalog.chips())}"
+                raise WrongOption("--chips", name or "empty", must)
     elif isinstance(resources, ServingResources):
         if (by, budget, prices) != (None, None, None):
             names = catalog.chips()
@@ -64,8 +69,12 @@ def offer_request(
     known = {name: catalog.chip(name) for name in names if name != resources.chip}
     if resources.chip in names:
         known[resources.chip] = catalog.chip_of(resources)
+    days = None if by is None else _days(by, today)
+    if by is not None and (days is None or not math.isfinite(days) or days <= 0):
+        must = "a duration such as 30d or 6w, or a date to come such as 2027-03-31"
+        raise WrongOption("--by", by, must)
     return OfferRequest(
-        by_days=_days_until(by, today),
+        by_days=days,
         budget_dollars=_dollars_of(budget),
         chips=names,
         prices=prices or _USUAL_PRICES,
@@ -89,26 +98,6 @@ def _prices_of(
     if asked is None and resources.dollars_per_chip_hour is not None:
         per_hour[resources.chip] = resources.dollars_per_chip_hour
     return {name: per_hour[name] for name in known if name in per_hour}
-
-
-def _wanted_chips(chips: str | Sequence[str]) -> tuple[str, ...]:
-    listed = chips.split(",") if isinstance(chips, str) else list(chips)
-    names = tuple(dict.fromkeys(name.strip() for name in listed))
-    for name in names or ("",):
-        if name not in catalog.chips():
-            must = f"chips of the catalog: {', '.join(catalog.chips())}"
-            raise WrongOption("--chips", name or "empty", must)
-    return names
-
-
-def _days_until(by: str | float | datetime.date | None, today: datetime.date) -> float | None:
-    if by is None:
-        return None
-    days = _days(by, today)
-    if days is None or not math.isfinite(days) or days <= 0:
-        must = "a duration such as 30d or 6w, or a date to come such as 2027-03-31"
-        raise WrongOption("--by", by, must)
-    return days
 
 
 def deadline_ahead(deadline: str | None, today: datetime.date) -> float | None:

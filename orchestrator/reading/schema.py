@@ -367,20 +367,15 @@ def schema_text(schema: Schema) -> str:
 
 
 @cache
-def spec_validator() -> Draft202012Validator:
-    return Draft202012Validator(spec_schema())
+def validator(schema: Callable[[], Schema]) -> Draft202012Validator:
+    return Draft202012Validator(schema())
 
 
 def fits(value: Any, schema: Schema) -> bool:
     name = str(schema.get("$ref", "")).removeprefix(_DEFS)
-    if name in _SERVING_NOTATIONS.keys() - _NOTATIONS.keys():  # whose parts a spec has not
-        return bool(_serving_validator().evolve(schema=schema).is_valid(value))
-    return bool(spec_validator().evolve(schema=schema).is_valid(value))
-
-
-@cache
-def _serving_validator() -> Draft202012Validator:
-    return Draft202012Validator(serving_schema())
+    is_of_serving = name in _SERVING_NOTATIONS.keys() - _NOTATIONS.keys()  # a spec lacks its parts
+    whole = validator(serving_schema if is_of_serving else spec_schema)
+    return bool(whole.evolve(schema=schema).is_valid(value))
 
 
 def _document(root: type, name: str, notations: dict[str, _Notation]) -> Schema:

@@ -16,7 +16,7 @@ from orchestrator.show.plan_text import resource_name
 from orchestrator.show.report_screen import CAUSES, SLOW_TIMES
 from orchestrator.values.plan import LedgerLine, Plan
 from orchestrator.values.proof import Proof
-from orchestrator.values.report import Goodput, Measurement, Report
+from orchestrator.values.report import Goodput, Report
 from orchestrator.values.run import Attempt
 
 _SMALL = 0.012  # of the step: smaller resources share a bar
@@ -40,7 +40,15 @@ def step_time(plan: Plan, report: Report | None = None) -> draw.BarChart:
     if step_s.unoverlapped != step_s.expected:
         marks.append(draw.Mark("unoverlapped", "unoverlapped", step_s.unoverlapped))
     if report and report.measured:
-        measured = _measured_bar(report.measured)
+        usual_s, slow_s = device_times(report.measured)
+        spent = {
+            "devices": usual_s,
+            "slow steps": slow_s,
+            "waiting for data": report.measured.mean_data_s,
+            "saving": report.measured.mean_checkpoint_s,
+        }
+        parts = tuple(draw.BarPart(name, part_s) for name, part_s in spent.items() if part_s > 0)
+        measured = draw.Bar("measured, mean", "measured", parts)
         if report.gap is None:
             return draw.BarChart(bars=[measured], show=fmt.seconds)
         bars.append(measured)
@@ -71,18 +79,6 @@ def expected_bars(plan: Plan) -> list[draw.Bar]:
 def _parts(lines: Sequence[LedgerLine]) -> tuple[draw.BarPart, ...]:
     ordered = sorted(lines, key=lambda line: -line.value)
     return tuple(draw.BarPart(line.name, line.value) for line in ordered)
-
-
-def _measured_bar(measured: Measurement) -> draw.Bar:
-    usual_s, slow_s = device_times(measured)
-    parts = {
-        "devices": usual_s,
-        "slow steps": slow_s,
-        "waiting for data": measured.mean_data_s,
-        "saving": measured.mean_checkpoint_s,
-    }
-    shown = tuple(draw.BarPart(name, part_s) for name, part_s in parts.items() if part_s > 0)
-    return draw.Bar("measured, mean", "measured", shown)
 
 
 def _forecast_memory(plan: Plan) -> draw.Bar:
@@ -171,13 +167,25 @@ def timeline(reading: RunReading) -> draw.BarChart:
 
 def over_steps(plan: Plan, report: Report, steps: StepTable) -> list[draw.Plot]:
     """Return speed, time, loss and learning rate over steps."""
-    speed = _speed_over_steps(plan, report, steps)
-    evaluations = [steps.evaluations[row] for row in sorted(steps.evaluations)]
-    held_out = tuple((float(taken.steps_done), taken.loss) for taken in evaluations)
-    curves = [draw.Curve("held-out", "expected", held_out)] if held_out else []
+    warm, last, plots = steps.rows(steps.warm), float(steps.index[-1] + 1), list[draw.Plot]()
+    levels, bands = list[draw.Curve](), list[draw.Band]()
+    if report.measured and report.measured.mfu and report.ratios:
+        # MFU with lines of the expected one, with its band, and of the roofline, which is left out
+        # where it lies so far above that the others would be flat.
+        known, mfu = warm.rows(~np.isnan(warm.mfu)), plan.forecast.mfu
+        highest = max(float(known.mfu.max()), mfu.high or mfu.expected or 0.0)
+        if mfu.expected is None or mfu.lower <= _FAR * highest:
+            level = ((0.0, mfu.lower), (last, mfu.lower))
+            levels.append(draw.Curve(f"roofline {fmt.percent(mfu.lower)}", "lower", level))
+        if mfu.expected is not None:
+            level = ((0.0, mfu.expected), (last, mfu.expected))
+            levels.append(draw.Curve(f"expected {fmt.percent(mfu.expected)}", "expected", level))
+        if mfu.low is not None and mfu.high is not None:
+            points = ((0.0, mfu.low, mfu.high), (last, mfu.low, mfu.high))
+            bands.append(draw.Band("expected", points))
+        plots.append(_over_steps(steps, known, known.mfu, "MFU", fmt.percent, levels, bands))
     # Seconds per step, with the forecast and its interval where they can be compared.
-    warm, step_s = steps.rows(steps.warm), plan.forecast.step_s
-    levels, bands, last = list[draw.Curve](), list[draw.Band](), float(steps.index[-1] + 1)
+    levels, bands, step_s = [], [], plan.forecast.step_s
     if report.measured and report.ratios:
         against = ("lower bound", "lower", step_s.lower)
         if step_s.expected is not None:
@@ -189,16 +197,18 @@ def over_steps(plan: Plan, report: Report, steps: StepTable) -> list[draw.Plot]:
         if levels and step_s.low is not None and step_s.high is not None:
             points = ((0.0, step_s.low, step_s.high), (last, step_s.low, step_s.high))
             bands.append(draw.Band("expected", points))
-
-    def show(value_s: float) -> str:
-        return fmt.seconds(value_s) if value_s else "0"
-
+    evaluations = [steps.evaluations[row] for row in sorted(steps.evaluations)]
+    held_out = tuple((float(taken.steps_done), taken.loss) for taken in evaluations)
+    curves = [draw.Curve("held-out", "expected", held_out)] if held_out else []
     return [
-        *([speed] if speed else []),
-        _over_steps(steps, warm, warm.step_s, "time per step", show, levels, bands),
+        *plots,
+        _over_steps(
+            steps, warm, warm.step_s, "time per step",
+            lambda value_s: fmt.seconds(value_s) if value_s else "0", levels, bands,
+        ),
         _over_steps(steps, steps, steps.loss, "loss", "{:.2f}".format, curves, from_0=False),
         _over_steps(steps, steps, steps.learning_rate, "learning rate", "{:.3g}".format),
-    ]
+    ]  # fmt: skip
 
 
 class _HeatStrip(NamedTuple):
@@ -225,29 +235,6 @@ def host_strip(heat: HostHeat) -> _HeatStrip:
         rows.append((row.name, pieces))
     key = ["like the others", *(f"from {times:g} x" for times in SLOW_TIMES)]
     return _HeatStrip(len(heat.steps), rows, key)
-
-
-def _speed_over_steps(plan: Plan, report: Report, steps: StepTable) -> draw.Plot | None:
-    """Return MFU with its prediction; None where either is unknown."""
-    warm = steps.rows(steps.warm)
-    if not (report.measured and report.measured.mfu and report.ratios):
-        return None
-    known = warm.rows(~np.isnan(warm.mfu))
-    # Lines of the expected MFU, with its band, and of the roofline, which is left out where it
-    # lies so far above that the others would be flat.
-    mfu, last = plan.forecast.mfu, float(steps.index[-1] + 1)
-    highest = max(float(known.mfu.max()), mfu.high or mfu.expected or 0.0)
-    curves, bands = list[draw.Curve](), list[draw.Band]()
-    if mfu.expected is None or mfu.lower <= _FAR * highest:
-        level = ((0.0, mfu.lower), (last, mfu.lower))
-        curves.append(draw.Curve(f"roofline {fmt.percent(mfu.lower)}", "lower", level))
-    if mfu.expected is not None:
-        level = ((0.0, mfu.expected), (last, mfu.expected))
-        curves.append(draw.Curve(f"expected {fmt.percent(mfu.expected)}", "expected", level))
-    if mfu.low is not None and mfu.high is not None:
-        points = ((0.0, mfu.low, mfu.high), (last, mfu.low, mfu.high))
-        bands.append(draw.Band("expected", points))
-    return _over_steps(steps, known, known.mfu, "MFU", fmt.percent, curves, bands)
 
 
 def _over_steps(

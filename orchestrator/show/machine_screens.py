@@ -15,6 +15,7 @@ from orchestrator.values.slowdowns import HostCheck
 if TYPE_CHECKING:
     from orchestrator.planning.calibrated import ChipProfile, Operation
     from orchestrator.reading.expectations import KeyHelp
+    from orchestrator.run.calibrate import OwnScore
 
 _UNITS: "dict[Operation, str]" = {"matmul": "FLOP/s", "attention": "FLOP/s", "copy": "B/s"}
 _EXAMPLE = "specs/tiny_2pod.yaml"
@@ -151,7 +152,6 @@ def weights_screen(weights: runs.ExportedWeights) -> str:
 
 def key_help_screen(keys: "Sequence[KeyHelp]", next_command: str) -> ui.Screen:
     """Return what each key means and must be; of many keys, what those below the first mean."""
-
     blocks = []
     for key in keys:
         absent = "required" if key.required else f"default: {key.default or 'none'}"
@@ -165,13 +165,8 @@ def key_help_screen(keys: "Sequence[KeyHelp]", next_command: str) -> ui.Screen:
     return ui.screen(*blocks[:above], [rows], following)
 
 
-# What own runs teach: their steps as expected and as measured, and the constants.
-
-if TYPE_CHECKING:
-    from orchestrator.run.calibrate import OwnScore
-
-
 def own_score_screen(score: "OwnScore") -> ui.Screen:
+    """Return what own runs teach: their steps as expected and as measured, and the constants."""
     blocks: list[list[ui.Part]] = []
     for own, digest in zip(score.learned, score.digests, strict=True):
         rows: list[ui.Row] = [

@@ -102,9 +102,7 @@ def offers_screen(
 
 
 def _offers_table(offers: Sequence[Offer], found: Offers) -> ui.Table:
-    """Return a table of offers. Intervals stay where they fit, indented, on a terminal of usual
-    width; JSON has them.
-    """
+    """Return a table of offers, with intervals if they fit a terminal of usual width; JSON has."""
     rows: list[ui.Row] = [HEAD, *(offer_row(offer, found) for offer in offers)]
     styles = {number: "bold" for number, cells in enumerate(rows) if number and cells[-1]}
     table = ui.Table(rows, _COLUMNS, row_styles=styles)

@@ -121,10 +121,40 @@ def write_forecast(
     forecast: reports.ScalingForecast | reports.SweepForecast, path: str | Path
 ) -> Path:
     """Write the page of a study as planned: its scaling, or its times, as a picture."""
-    kind, verdict, remark = studies.forecast_texts(forecast)
+    headline, verdict, remark = studies.forecast_texts(forecast)
     plots, bars = list[draw.Plot](), list[draw.Bar]()
     if isinstance(forecast, reports.ScalingForecast):
-        plots = _forecast_plots(forecast)
+        # Tokens per second over chips, with their interval, and efficiency, of each series.
+        groups: dict[str, list[reports.PlannedTrial]] = {}
+        for scaled in forecast.trials:
+            if scaled.planned:
+                name = reports.settings_text(scaled.series, forecast.vary, " ")
+                groups.setdefault(f", {name}" if name else "", []).append(scaled.planned)
+        sizes = sorted({float(plan.chips) for plans in groups.values() for plan in plans})
+        speeds, shares, bands = list[draw.Curve](), list[draw.Curve](), list[draw.Band]()
+        kinds = cycle(("expected", *_KINDS[1:]))
+        for kind, (name, plans) in zip(kinds, groups.items(), strict=False):
+            plans.sort(key=lambda plan: plan.chips)
+            rates = [(float(plan.chips), plan.tokens_per_s_per_chip.likeliest) for plan in plans]
+            speed = tuple((chips, chips * rate) for chips, rate in rates)
+            ideal = tuple((chips, chips * rates[0][1]) for chips in (rates[0][0], sizes[-1]))
+            share = tuple((float(plan.chips), plan.efficiency.likeliest) for plan in plans)
+            is_expected = all(plan.step_s.expected for plan in plans)
+            said = f"{'expected' if is_expected else 'at best'}{name}"
+            speeds.append(draw.Curve(f"ideal{name}", "ideal", ideal))
+            speeds.append(draw.Curve(said, kind, speed, dots=True))
+            shares.append(draw.Curve(said, kind, share, dots=True))
+            # A step at an end of its interval has the same tokens.
+            ends = [(plan.step_s.low, plan.step_s.expected, plan.step_s.high) for plan in plans]
+            area = tuple(
+                (chips, tokens_per_s * middle / high, tokens_per_s * middle / low)
+                for (chips, tokens_per_s), (low, middle, high) in zip(speed, ends, strict=True)
+                if low and middle and high
+            )
+            bands.append(draw.Band(kind, area))
+        if sizes:
+            level = draw.Curve("ideal", "ideal", ((sizes[0], 1.0), (sizes[-1], 1.0)))
+            plots = _over_chips(sizes, speeds, [level, *shares], speed_bands=bands)
     else:
         for trial in forecast.trials:
             if plan := trial.planned:
@@ -136,7 +166,7 @@ def write_forecast(
         "forecast.html",
         title=forecast.name,
         verdict=verdict,
-        headline=kind,
+        headline=headline,
         plots=plots,
         times=draw.BarChart(bars=bars, show=fmt.lasting) if bars else None,
         head=["trial", *(name if name == "MFU" else name.lower() for name in head[1:])],
@@ -158,46 +188,54 @@ def page_of(journal: Journal, proof: Proof | None) -> tuple[str, Report, Serving
     reading = RunReader(journal).read()
     run = reading.run
     plan, full = journal.current_plan(run), journal.full_plan(run) if run.rehearses else None
-    link = run_link(run.tracking) if run.tracking else None
     serving = None  # of a finished run; `orch plan RUN --serve` says why there is none
     if run.state == "succeeded":
         with suppress(SpecError):
             serving = make_serving_plan(serving_of(full or plan))
-    text = _run_page(reading, plan, rehearsed=full, proof=proof, mlflow=link, serving=serving)
+    text = _run_page(reading, plan, rehearsed=full, proof=proof, serving=serving)
     return text, reading.report, serving
 
 
 def _run_page(
     reading: RunReading, plan: Plan, *, rehearsed: Plan | None = None, proof: Proof | None = None,
-    mlflow: str | None = None, serving: ServingPlan | None = None,
+    serving: ServingPlan | None = None,
 ) -> str:  # fmt: skip
-    """Return the page as HTML. `plan` ran; it may be a small copy of `rehearsed`, the plan for
-    chips, to which `proof` belongs. `mlflow` is the run's address in the MLflow UI.
-    """
     report, full, comparable_s = reading.report, rehearsed or plan, None
     if report.measured and report.ratios and not report.rehearsal:
         comparable_s = report.measured.step_s.median
     return draw.filled(
         "run.html",
+        **run_values(reading, plan, rehearsed, proof),
         title=report.run,
-        verdict=report_screen.run_verdict(report),
         headline=plan_text.headline(full),
-        reading=reading,
-        run=reading.run,
-        report=report,
-        plan=plan,
-        full=full,
-        proof=proof,
-        steps=reading.steps,
-        mlflow=mlflow,
         serving=serving_text(serving, report.run) if serving else None,
         roofline=charts.roofline(full, comparable_s),
-        charts=charts,
-        screens=report_screen,
         profiles=profile_screen,
-        status=status_screen,
         text=plan_text,
     )
+
+
+def run_values(
+    reading: RunReading, plan: Plan, rehearsed: Plan | None, proof: Proof | None
+) -> dict[str, object]:
+    """Return what the templates of a run show. `plan` ran; it may be a small copy of `rehearsed`,
+    the plan for chips, to which `proof` belongs.
+    """
+    run, report = reading.run, reading.report
+    return {
+        "verdict": report_screen.run_verdict(report),
+        "reading": reading,
+        "run": run,
+        "report": report,
+        "plan": plan,
+        "full": rehearsed or plan,
+        "proof": proof,
+        "steps": reading.steps,
+        "mlflow": run_link(run.tracking) if run.tracking else None,
+        "charts": charts,
+        "screens": report_screen,
+        "status": status_screen,
+    }
 
 
 def proof_of(journal: Journal) -> tuple[Proof | None, str | None]:
@@ -254,8 +292,23 @@ def _scaling_page(report: reports.ScalingReport, plans: Mapping[int, Plan]) -> s
         for kind, (name, trials) in zip(cycle(_KINDS), groups.items(), strict=False)
     ]
     throughput, efficiency = _scaling_plots(series) if series else (None, None)
-    bars = _compared_bars(report, plans)
-
+    # The ledger of each comparable trial as one bar, with its measured step below.
+    bars: list[draw.Bar] = []
+    for trial in report.trials:
+        if trial.measured is None or trial.not_compared or trial.number not in plans:
+            continue
+        name = reports.settings_text(trial.settings, report.vary)
+        # The parts of the expected step end to end, or the resources of the unoverlapped.
+        trial_plan = plans[trial.number]
+        ends, ledger = trial_plan.forecast.step_s, charts.expected_bars(trial_plan)
+        what = "expected" if ledger else "predicted, unoverlapped"
+        if not ledger or ends.expected == ends.unoverlapped:
+            resources = charts.resource_bars(trial_plan)
+            parts = tuple(draw.BarPart(bar.name, bar.value, kind=bar.kind) for bar in resources)
+            ledger = [draw.Bar("", "latency", parts)]
+        step = draw.BarPart("median step", trial.measured.step_s.median)
+        bars.append(replace(ledger[0], name=f"{name}: {what}"))
+        bars.append(draw.Bar(f"{name}: measured", "measured", (step,)))
     # The predictions for chips, where the trials themselves were rehearsed.
     chip_rows = []
     for trial in report.trials:
@@ -282,7 +335,7 @@ def _scaling_page(report: reports.ScalingReport, plans: Mapping[int, Plan]) -> s
         trial_head=head,
         trial_rows=rows,
         notes=[f"{draw.sentence(note)}." for note in studies.scaling_notes(report)],
-        compared=draw.BarChart(bars=bars, show=fmt.seconds) if bars else None,
+        compared=draw.BarChart(bars=bars[: 2 * _MOST_BARS], show=fmt.seconds) if bars else None,
         explanation=studies.gap_explanation(report.explanations),
         chip_head=(*reports.key_names(report.vary, report.vary), *columns),
         chip_rows=chip_rows,
@@ -311,40 +364,6 @@ def _scaling_plots(series: Sequence[_Series]) -> list[draw.Plot]:
         area = tuple((x, found.efficiency.low, found.efficiency.high) for x, found in measured)
         bands.append(draw.Band(group.kind, area))
     return _over_chips(sizes, speeds, shares, efficiency_bands=bands)
-
-
-def _forecast_plots(found: reports.ScalingForecast) -> list[draw.Plot]:
-    """Return tokens per second over chips, with their interval, and efficiency, as planned."""
-    groups: dict[str, list[reports.PlannedTrial]] = {}  # the plans of each series
-    for trial in found.trials:
-        if trial.planned:
-            name = reports.settings_text(trial.series, found.vary, " ")
-            groups.setdefault(f", {name}" if name else "", []).append(trial.planned)
-    sizes = sorted({float(plan.chips) for plans in groups.values() for plan in plans})
-    speeds, shares, bands = list[draw.Curve](), list[draw.Curve](), list[draw.Band]()
-    for kind, (name, plans) in zip(cycle(("expected", *_KINDS[1:])), groups.items(), strict=False):
-        plans.sort(key=lambda plan: plan.chips)
-        rates = [(float(plan.chips), plan.tokens_per_s_per_chip.likeliest) for plan in plans]
-        speed = tuple((chips, chips * rate) for chips, rate in rates)
-        ideal = tuple((chips, chips * rates[0][1]) for chips in (rates[0][0], sizes[-1]))
-        share = tuple((float(plan.chips), plan.efficiency.likeliest) for plan in plans)
-        is_expected = all(plan.step_s.expected for plan in plans)
-        said = f"{'expected' if is_expected else 'at best'}{name}"
-        speeds.append(draw.Curve(f"ideal{name}", "ideal", ideal))
-        speeds.append(draw.Curve(said, kind, speed, dots=True))
-        shares.append(draw.Curve(said, kind, share, dots=True))
-        # A step at an end of its interval has the same tokens.
-        ends = [(plan.step_s.low, plan.step_s.expected, plan.step_s.high) for plan in plans]
-        area = tuple(
-            (chips, tokens_per_s * middle / high, tokens_per_s * middle / low)
-            for (chips, tokens_per_s), (low, middle, high) in zip(speed, ends, strict=True)
-            if low and middle and high
-        )
-        bands.append(draw.Band(kind, area))
-    if not sizes:
-        return []
-    level = draw.Curve("ideal", "ideal", ((sizes[0], 1.0), (sizes[-1], 1.0)))
-    return _over_chips(sizes, speeds, [level, *shares], speed_bands=bands)
 
 
 def _over_chips(
@@ -383,27 +402,6 @@ def _predictions(
         points = tuple((float(trial.chips), figure(plan, at)) for trial, plan in known)
         curves.append(draw.Curve(f"{name}{series.name}", kind, points))
     return curves
-
-
-def _compared_bars(report: reports.ScalingReport, plans: Mapping[int, Plan]) -> list[draw.Bar]:
-    """Return the ledger of each comparable trial as one bar, with its measured step below."""
-    bars: list[draw.Bar] = []
-    for trial in report.trials:
-        if trial.measured is None or trial.not_compared or trial.number not in plans:
-            continue
-        name = reports.settings_text(trial.settings, report.vary)
-        # The parts of the expected step end to end, or the resources of the unoverlapped.
-        plan = plans[trial.number]
-        step_s, ledger = plan.forecast.step_s, charts.expected_bars(plan)
-        what = "expected" if ledger else "predicted, unoverlapped"
-        if not ledger or step_s.expected == step_s.unoverlapped:
-            resources = charts.resource_bars(plan)
-            parts = tuple(draw.BarPart(bar.name, bar.value, kind=bar.kind) for bar in resources)
-            ledger = [draw.Bar("", "latency", parts)]
-        step = draw.BarPart("median step", trial.measured.step_s.median)
-        bars.append(replace(ledger[0], name=f"{name}: {what}"))
-        bars.append(draw.Bar(f"{name}: measured", "measured", (step,)))
-    return bars[: 2 * _MOST_BARS]
 
 
 # The page of a sweep: losses over steps and over settings.

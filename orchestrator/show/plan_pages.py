@@ -22,12 +22,47 @@ def offers_page(found: Offers) -> str:
     chosen, why = screens.to_take(found), screens.nothing_sure(found)
     why = f"{why[0].upper()}{why[1:]}"
     sides, without = screens.side_by_side(found)
+    picture = None
+    if priced := [offer for offer in planned if offer.dollars]:
+        # Every offer as a dot: days across, dollars up, the frontier as a line.
+        best = tuple(_place(offer) for offer in priced if offer.on_frontier)
+        curves = [draw.Curve("no other is faster and cheaper", "measured", best)]
+        # The date and the budget as lines.
+        days, cost = zip(*map(_place, priced), strict=True)
+        by, budget = found.request.by_days, found.request.budget_dollars
+        if by is not None:
+            points = ((by, min(cost)), (by, max(cost)))
+            curves.append(draw.Curve(f"within {fmt.time_limit(by)}", "ideal", points))
+        if budget is not None:
+            points = ((min(days), budget), (max(days), budget))
+            curves.append(draw.Curve(f"budget {fmt.dollars(budget)}", "expected", points))
+        # The offers of each chip as dots of one color.
+        for number, chip in enumerate(dict.fromkeys(offer.chip for offer in priced)):
+            offers = [offer for offer in priced if offer.chip == chip]
+            words = ((screens.in_words(offer), screens.odds_text(offer)) for offer in offers)
+            labels = tuple(f"{text}; odds {odds}" for text, odds in words)
+            color, dots = f"chip-{number % _COLORS + 1}", tuple(map(_place, offers))
+            curves.append(draw.Curve(chip, color, dots, dots=True, joined=False, labels=labels))
+        days, cost = zip(*(point for curve in curves for point in curve.points), strict=True)
+        # 1, 2 and 5 times the powers of ten between the least and the most.
+        powers = range(floor(log10(min(days))), ceil(log10(max(days))) + 1)
+        rounded = (step * 10.0**power for power in powers for step in (1, 2, 5))
+        flags = [
+            draw.Flag(name, "measured", *_place(offer))
+            for name, offer in screens.choices(found).items()
+            if offer is not None and offer.dollars
+        ]
+        picture = draw.Plot(
+            draw.logarithmic(days, 1.1), draw.logarithmic(cost, 1.2), "days, expected",
+            "dollars, expected", lambda value: f"{value:g}", fmt.dollars, curves, flags=flags,
+            x_ticks=tuple(number for number in rounded if min(days) <= number <= max(days)),
+        )  # fmt: skip
     return draw.filled(
         "offers.html",
         title=found.name,
         verdict=screens.in_words(found.cheapest) if found.cheapest else why,
         headline=screens.offers_headline(found),
-        picture=_picture(found, planned) if any(offer.dollars for offer in planned) else None,
+        picture=picture,
         head=screens.HEAD,
         side_head=screens.SIDE_HEAD,
         side=[*sides, *((chip, "no plan", *[""] * 10, why) for chip, why in without)],
@@ -36,48 +71,6 @@ def offers_page(found: Offers) -> str:
         planned=len(planned),
         offers=len(found.offers),
         reasons=screens.reasons(found.offers),
-    )
-
-
-def _picture(found: Offers, planned: list[Offer]) -> draw.Plot:
-    """Return every offer as a dot: days across, dollars up, the frontier as a line."""
-    priced = [offer for offer in planned if offer.dollars]
-    best = tuple(_place(offer) for offer in priced if offer.on_frontier)
-    curves = [draw.Curve("no other is faster and cheaper", "measured", best)]
-    # The date and the budget as lines.
-    days, cost = zip(*map(_place, priced), strict=True)
-    by, budget = found.request.by_days, found.request.budget_dollars
-    if by is not None:
-        points = ((by, min(cost)), (by, max(cost)))
-        curves.append(draw.Curve(f"within {fmt.time_limit(by)}", "ideal", points))
-    if budget is not None:
-        points = ((min(days), budget), (max(days), budget))
-        curves.append(draw.Curve(f"budget {fmt.dollars(budget)}", "expected", points))
-    # The offers of each chip as dots of one color.
-    for number, chip in enumerate(dict.fromkeys(offer.chip for offer in priced)):
-        offers = [offer for offer in priced if offer.chip == chip]
-        words = ((screens.in_words(offer), screens.odds_text(offer)) for offer in offers)
-        labels = tuple(f"{text}; odds {odds}" for text, odds in words)
-        color, dots = f"chip-{number % _COLORS + 1}", tuple(map(_place, offers))
-        curves.append(draw.Curve(chip, color, dots, dots=True, joined=False, labels=labels))
-    days, cost = zip(*(point for curve in curves for point in curve.points), strict=True)
-    # 1, 2 and 5 times the powers of ten between the least and the most.
-    powers = range(floor(log10(min(days))), ceil(log10(max(days))) + 1)
-    rounded = (step * 10.0**power for power in powers for step in (1, 2, 5))
-    return draw.Plot(
-        x=draw.logarithmic(days, 1.1),
-        y=draw.logarithmic(cost, 1.2),
-        x_name="days, expected",
-        y_name="dollars, expected",
-        show_x=lambda value: f"{value:g}",
-        show_y=fmt.dollars,
-        curves=curves,
-        flags=[
-            draw.Flag(name, "measured", *_place(offer))
-            for name, offer in screens.choices(found).items()
-            if offer is not None and offer.dollars
-        ],
-        x_ticks=tuple(number for number in rounded if min(days) <= number <= max(days)),
     )
 
 

@@ -38,6 +38,21 @@ def plan_screen(
     alternatives = _runners_up([plan, *runners_up]) if runners_up else []
     if detail == "brief":
         return ui.screen(*top, alternatives, [*_unsaid(others), *ui.next_step(next_command)])
+    cut_texts = []
+    if cut:
+        line, share, overrides, other = cut
+
+        def run_text(which: Plan) -> str:
+            cost, days = which.forecast.dollars, fmt.lasting(which.forecast.days.likeliest)
+            return f"{days} and {fmt.dollars(cost.likeliest)}" if cost else days
+
+        options = " ".join(f"--set {override}" for override in overrides)
+        of_step = fmt.percent(line.value / forecast.step_s.likeliest)
+        cut_texts.append(
+            f"The costliest line that a change cuts is {line.name}, {of_step} of the step: with"
+            f" {options} it takes {fmt.whole_percent(share)} less per token, and the run"
+            f" {run_text(other)} instead of {run_text(plan)}."
+        )
     figures: list[tuple[str, Estimate, ui.Show]] = [
         ("MFU", forecast.mfu, fmt.percent),
         *([("MFU, 6 x params", forecast.mfu_6p, fmt.percent)] if full else []),
@@ -51,28 +66,12 @@ def plan_screen(
         plan_text.memory_ledger(plan, full=full),
         plan_text.time_ledger(plan, full=full),
         plan_text.expected_ledger(plan, full=full),
-        ui.indent([_cut_text(plan, cut)] if cut else [], 4),
+        ui.indent(cut_texts, 4),
         plan_text.goodput_ledger(plan, full=full),
         ui.indent([plan_text.estimates_table(forecast, figures)]),
         alternatives,
         map(ui.warning, warning_texts(others)),
         ui.closing(plan_text.verdict(plan), next_command),
-    )
-
-
-def _cut_text(plan: Plan, cut: LineCut) -> str:
-    line, share, overrides, other = cut
-
-    def run_text(which: Plan) -> str:
-        cost, days = which.forecast.dollars, fmt.lasting(which.forecast.days.likeliest)
-        return f"{days} and {fmt.dollars(cost.likeliest)}" if cost else days
-
-    options = " ".join(f"--set {override}" for override in overrides)
-    of_step = fmt.percent(line.value / plan.forecast.step_s.likeliest)
-    return (
-        f"The costliest line that a change cuts is {line.name}, {of_step} of the step: with"
-        f" {options} it takes {fmt.whole_percent(share)} less per token, and the run"
-        f" {run_text(other)} instead of {run_text(plan)}."
     )
 
 
@@ -106,6 +105,12 @@ def _decisions(plan: Plan, *, full: bool) -> list[ui.Part]:
         pipeline += f" ({fmt.counted(empty, 'place')} without a layer)" if empty else ""
         gathered = "once a step" if cut.weight_gather == "per_step" else "in each pass"
         pipeline += f", matrices gathered {gathered}"
+    choice, is_stale = "", any(note.code == "stale_choice" for note in plan.warnings)
+    if (made := plan.choice) and not is_stale:  # the compiler chose this plan
+        choice = (
+            f"by {made.compiler}: {fmt.seconds(made.scheduled_s)} scheduled, the best of"
+            f" {fmt.counted(made.compared, 'program')} (program {made.program})"
+        )
     counts = map(fmt.count, (search.enumerated, search.realizable, search.priced))
     found = "{} placements, {} realizable, {} priced".format(*counts)
     rows = [
@@ -114,23 +119,12 @@ def _decisions(plan: Plan, *, full: bool) -> list[ui.Part]:
         ("batch", fmt.batch(size.sequences, size.length, size.requested_sequences)),
         ("step", step),
         ("pipeline", pipeline),
-        ("choice", _choice(plan)),
+        ("choice", choice),
         ("search", found if full else ""),
         ("rates", f"measured on these chips, profile {short(profile)}" if profile else ""),
         ("set", " ".join(plan.overrides)),
     ]
     return [ui.Table([(name, text) for name, text in rows if text], "<w")]
-
-
-def _choice(plan: Plan) -> str:
-    """Return what the spec notes of the compiler's choice, if this is the plan that it chose."""
-    choice = plan.choice
-    if choice is None or any(note.code == "stale_choice" for note in plan.warnings):
-        return ""
-    return (
-        f"by {choice.compiler}: {fmt.seconds(choice.scheduled_s)} scheduled, the best of"
-        f" {fmt.counted(choice.compared, 'program')} (program {choice.program})"
-    )
 
 
 def _model(plan: Plan) -> str:
@@ -141,7 +135,6 @@ def _model(plan: Plan) -> str:
 
 # The runners-up of a plan: what each would be, and why it is not the plan.
 
-_WHY = "it takes the least time per token, by the mean of lower bound and unoverlapped (loss)"
 _ALIKE_RULE = (
     "+n: other meshes with this tensor, remat and microbatches, slower by less than the forecast"
     " can tell"
@@ -193,7 +186,8 @@ def _runners_up(plans: Sequence[Plan]) -> list[ui.Part]:
     for other in others:
         if reason := passed_over(first, other):
             faster.setdefault(reason, []).append(other)
-    why = f"why the first: {_WHY}"
+    why = "why the first: it takes the least time per token, by the mean of lower bound and"
+    why += " unoverlapped (loss)"
     if first.forecast.step_s.expected is not None and not faster:
         why += "; it is also expected to be the fastest of these"
     texts = [_ALIKE_RULE, _LOSS_RULE, why]
@@ -283,10 +277,9 @@ def _stage_lines(stages: Sequence[Plan]) -> tuple[list[ui.Part], list[ui.Part], 
         cost = "" if forecast.dollars is None else shown(forecast.dollars, fmt.dollars)
         mfu = fmt.percent(forecast.mfu.likeliest)
         figures.append((name, fmt.scaled(stage.tokens), *sizes, step, mfu, days, cost))
-        used = in_use(stage.mesh, stage.mesh)
-        axes = [axis for axis in stage.axes if axis.link == "ici" and axis.name in used]
-        inside = ", ".join(f"{axis.name} {axis.size}" for axis in axes if axis.size > 1)
-        meshes.append((name, inside or "one device", *_placed(stage), forecast.bound))
+        axes = [axis for axis in stage.axes if axis.link == "ici" and axis.size > 1]
+        inside = ", ".join(f"{axis.name} {axis.size}" for axis in axes) or "one device"
+        meshes.append((name, inside, *_placed(stage), forecast.bound))
         # A schedule of the learning rate that begins here, and the stages that it goes on for.
         if stage.schedule_span[0] != stage.first_step:
             continue

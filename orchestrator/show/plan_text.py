@@ -44,7 +44,7 @@ def resource_name(name: str) -> str:
 
 
 def in_words(bound: str) -> str:
-    return _IN_WORDS.get(bound) or _IN_WORDS[bound.partition(" ")[0]]
+    return _IN_WORDS[bound.partition(" ")[0]]
 
 
 def amount(line: LedgerLine) -> str:

@@ -140,7 +140,10 @@ class Display:
 
     def _update(self, run: Run, steps: Sequence[Step]) -> None:
         """Print what is new about a run that is followed: its state, an attempt, its steps."""
-        self.waiting = f"{self.task}: {_waiting_for(run)}"
+        waiting = _WAITING.get(run.state, "")
+        if run.state == "running" and run.steps_done < run.steps:
+            waiting = f"step {fmt.count(run.steps_done + 1)} of {fmt.count(run.steps)}"
+        self.waiting = f"{self.task}: {waiting}"
         self.share = run.steps_done / run.steps if run.steps_done else None
         state = run.state, (run.detail or "") if run.state == "pending" else ""
         if state != self.state and run.state in _SHOWN_STATES:
@@ -174,12 +177,6 @@ class Display:
     def _line(self, text: str) -> None:
         with self.status.hidden():
             echo(f"{time.monotonic() - self.started_s:5.0f} s  {text}")
-
-
-def _waiting_for(run: Run) -> str:
-    if run.state == "running" and run.steps_done < run.steps:
-        return f"step {fmt.count(run.steps_done + 1)} of {fmt.count(run.steps)}"
-    return _WAITING.get(run.state, "")
 
 
 def _started(

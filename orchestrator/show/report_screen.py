@@ -10,7 +10,6 @@ from orchestrator.evidence.report import HostHeat
 from orchestrator.journal.run_state import first_line
 from orchestrator.show import parts as ui
 from orchestrator.show.plan_text import resource_name
-from orchestrator.values.goodput import Outlook
 from orchestrator.values.report import Badput, Gap, Goodput, NotCompared, Ratio, Report, Spread
 from orchestrator.values.slowdowns import worst_slowdowns
 from orchestrator.values.study import key_names, settings_text
@@ -171,9 +170,8 @@ def main_figures(report: Report) -> Iterator[tuple[str, str, str]]:
         yield "step", fmt.seconds(measured.step_s.median), f"{spread(measured.step_s)}, {steps}"
         if mfu := measured.mfu:
             interval = fmt.span(fmt.percent(mfu.low), fmt.percent(mfu.high))
-            if report.ratios:
-                interval += f", at most {fmt.percent(report.forecast.mfu.lower)}"
-            yield "MFU", fmt.percent(mfu.median), interval
+            most = f", at most {fmt.percent(report.forecast.mfu.lower)}" if report.ratios else ""
+            yield "MFU", fmt.percent(mfu.median), f"{interval}{most}"
         chip = "emulated chip" if report.rehearsal else "chip"
         total = f"{fmt.scaled(measured.tokens_per_s)} in total"
         yield f"tokens/s per {chip}", fmt.scaled(measured.tokens_per_s_per_chip), total
@@ -184,8 +182,15 @@ def main_figures(report: Report) -> Iterator[tuple[str, str, str]]:
     if report.goodput:
         total = f"of {fmt.elapsed(report.goodput.total_s)}"
         yield "goodput", fmt.percent(report.goodput.goodput), total
-    if report.outlook:
-        yield from _figures_left(report.outlook)
+    if outlook := report.outlook:
+        value, low, high = (fmt.lasting(getattr(outlook.days_left, at)) for at in _ENDS)
+        yield "left", value, f"80 % interval {fmt.span(low, high)}"
+        if dollars := outlook.dollars_left:
+            so_far = f"so far {fmt.dollars(outlook.dollars_so_far or 0.0)}"
+            interval = fmt.span(fmt.dollars(dollars.low), fmt.dollars(dollars.high))
+            yield "still to pay", fmt.dollars(dollars.value), f"{interval}, {so_far}"
+        if outlook.odds is not None:
+            yield "deadline", fmt.percent(outlook.odds), "likely to hold"
     if report.first_loss is not None and report.last_loss is not None:
         yield "loss", f"{report.last_loss:.3f}", f"from {report.first_loss:.3f}"
     if evaluation := report.evaluation:
@@ -193,17 +198,6 @@ def main_figures(report: Report) -> Iterator[tuple[str, str, str]]:
         yield "held-out loss", f"{evaluation.last.loss:.3f}", f"best {best}"
         perplexity = fmt.to_digits(evaluation.last.perplexity, 4)
         yield "perplexity", perplexity, f"of {fmt.scaled(evaluation.last.tokens)} held-out tokens"
-
-
-def _figures_left(outlook: Outlook) -> Iterator[tuple[str, str, str]]:
-    value, low, high = (fmt.lasting(getattr(outlook.days_left, at)) for at in _ENDS)
-    yield "left", value, f"80 % interval {fmt.span(low, high)}"
-    if dollars := outlook.dollars_left:
-        so_far = f"so far {fmt.dollars(outlook.dollars_so_far or 0.0)}"
-        interval = fmt.span(fmt.dollars(dollars.low), fmt.dollars(dollars.high))
-        yield "still to pay", fmt.dollars(dollars.value), f"{interval}, {so_far}"
-    if outlook.odds is not None:
-        yield "deadline", fmt.percent(outlook.odds), "likely to hold"
 
 
 def goodput_rows(goodput: Goodput) -> list[ui.Row]:
@@ -410,9 +404,7 @@ def gpu_score_screen(score: "GpuScore", next_command: str) -> ui.Screen:
         ui.indent(_steps_table(score.rows)),
         ui.indent([f"faster than the lower bound: {', '.join(faster)}"] if faster else []),
         ui.indent([ui.Table(totals, gap=2)]),
-        ui.indent(
-            ui.table(("speed of a GPU on", "nodes", "measured", "expected"), kept) if kept else []
-        ),
+        ui.indent(ui.table(("speed of a GPU on", "nodes", "measured", "expected"), kept)),
         ui.indent(ui.labelled("left out:", f"{run.id}: {run.reason}") for run in score.left_out),
         ui.closing(verdict, next_command),
     )

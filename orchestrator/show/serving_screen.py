@@ -37,16 +37,11 @@ def _lengths(lengths: tuple[LengthShare, ...]) -> str:
 
 def _wish(wish: Wish | None, figure: ServingEstimate) -> str:
     """Return a time with its interval, and the wish that it meets."""
-    if wish is None:
-        return f"{fmt.seconds(figure.expected)} at p50, {_interval(figure)}"
-    return (
-        f"{fmt.seconds(figure.expected)} at p{wish.percentile:g}, {_interval(figure)};"
-        f" wished {fmt.seconds(wish.time)}"
-    )
-
-
-def _interval(figure: ServingEstimate) -> str:
-    return f"{_INTERVAL} {fmt.span(fmt.seconds(figure.low), fmt.seconds(figure.high))}"
+    at, wished = 50.0, ""
+    if wish:
+        at, wished = wish.percentile, f"; wished {fmt.seconds(wish.time)}"
+    ends = fmt.span(fmt.seconds(figure.low), fmt.seconds(figure.high))
+    return f"{fmt.seconds(figure.expected)} at p{at:g}, {_INTERVAL} {ends}{wished}"
 
 
 def headline(plan: ServingPlan) -> str:
@@ -73,14 +68,15 @@ def serving_screen(
         dollars = fmt.span(fmt.dollars(cost.low), fmt.dollars(cost.high))
         ends = f", {_INTERVAL} {dollars}" if cost.low != cost.high else ""
         rows.append(("price", f"{fmt.dollars(cost.expected)} per million output tokens{ends}"))
-    rows.append(("bound", f"decoding by {forecast.bound}: {in_words(_link(forecast.bound))}"))
+    rows.append(
+        ("bound", f"decoding by {forecast.bound}: {in_words(resource_name(forecast.bound))}")
+    )
     top: list[list[ui.Part]] = [
         [ui.heading(headline(plan))],
         ui.indent([ui.Table(rows, "<w", row_styles={0: "green"})]),
     ]
     if detail == "brief":
         return ui.screen(*top, ui.next_step(next_command))
-    memory = plan.forecast.memory
     lines = [
         ("weights", memory.weights_bytes),
         ("activations", memory.activations_bytes),
@@ -107,11 +103,6 @@ def serving_text(plan: ServingPlan, run: str, storage: Path = RUNS) -> tuple[str
         rate = f"{fmt.dollars(cost.expected)} per million output tokens at {rate}"
     where = f"{plan.serve.model.name} on one {plan.chip} {plan.topology}"
     return f"To serve {where}: {rate}", run_command("plan", run, storage, "--serve")
-
-
-def _link(bound: str) -> str:
-    name = resource_name(bound)
-    return "ici" if name.startswith("ici") else name
 
 
 def _decisions(plan: ServingPlan) -> list[ui.Row]:
@@ -188,12 +179,10 @@ def _verdict(plan: ServingPlan) -> str:
     forecast = plan.forecast
     cost = forecast.dollars_per_million_output_tokens
     price = f" at {fmt.dollars(cost.expected)} per million output tokens" if cost else ""
-    every = f", a token every {_expected(forecast.tpot_s)}" if forecast.tpot_s else ""
+    every = ""
+    if tpot_s := forecast.tpot_s:
+        every = f", a token every {fmt.seconds(tpot_s.expected)}"
     return f"{fmt.scaled(forecast.output_tokens_per_s.expected)} output tokens/s{price}{every}."
-
-
-def _expected(time: ServingEstimate | None) -> str:
-    return "" if time is None else fmt.seconds(time.expected)
 
 
 def serving_offers_screen(
@@ -214,7 +203,7 @@ def serving_offers_screen(
                 offer.topology,
                 str(offer.replicas),
                 fmt.seconds(forecast.ttft_s.expected),
-                _expected(forecast.tpot_s),
+                fmt.seconds(forecast.tpot_s.expected) if forecast.tpot_s else "",
                 fmt.scaled(forecast.output_tokens_per_s.expected),
                 "no price" if cost is None else fmt.dollars(cost),
                 "" if offer.dollars is None else fmt.dollars(offer.dollars),
@@ -280,7 +269,7 @@ def load_screen(load: ServingLoad, next_command: str) -> ui.Screen:
     for label, found in (("TTFT", load.ttft_s), ("of it waiting", load.waits_s),
                          ("TPOT", load.tpot_s)):  # fmt: skip
         if found is None:
-            rows.append((label, "none: answers of one token", "", "", ""))
+            rows.append((label, _NO_TPOT, "", "", ""))
             continue
         values = (found.mean, found.p50, found.p95, found.p99)
         rows.append((label, *(fmt.seconds(value) for value in values)))
@@ -330,6 +319,21 @@ def serving_score_screen(score: ServingScore, next_command: str) -> ui.Screen:
 
     rows = sorted(score.rows, key=worst, reverse=True)[:_WORST]
     which = f"the {_WORST} runs furthest off; --json has all:"
+    # Each figure that a run states, as measured and as expected.
+    lines = []
+    for row in rows:
+        figures: tuple[tuple[str, float | None, float | None, ui.Show], ...] = (
+            ("output tokens/s", row.output_tokens_per_s, row.output_tokens_error, fmt.scaled),
+            ("TPOT", row.tpot_s, row.tpot_error, fmt.seconds),
+            ("TTFT", row.ttft_s, row.ttft_error, fmt.seconds),
+        )
+        errors = (
+            f"{name} {show(measured)}, expected {show(measured * (1 + error))}"
+            f" ({fmt.signed_percent(error)})"
+            for name, measured, error, show in figures
+            if measured is not None and error is not None
+        )
+        lines.append(ui.Text(f"{row.id}: {'; '.join(errors)}", hang=2))
     # What is left out: the run, or how many for the same reason.
     named = dict[str, list[str]]()
     for run in score.left_out:
@@ -345,7 +349,7 @@ def serving_score_screen(score: ServingScore, next_command: str) -> ui.Screen:
         ui.indent([ui.heading(verdict)]),
         ui.indent([ui.Table(totals, gap=2)] if score.summary else []),
         ui.indent([ui.heading(which if len(score.rows) > _WORST else "the runs:")] if rows else []),
-        ui.indent(ui.Text(f"{run.id}: {_errors_text(run)}", hang=2) for run in rows),
+        ui.indent(lines),
         ui.indent(ui.labelled("left out:", reason) for reason in reasons),
         ui.closing(verdict, next_command),
     )
@@ -370,18 +374,3 @@ def _score_verdict(score: ServingScore) -> str:
     above = f"{score.above_bound or 'none'} above what the bound allows"
     runs = fmt.counted(len(score.rows), "published run")
     return f"Score: {runs}, median error {', '.join(medians)}{inside}, {above}, {out}."
-
-
-def _errors_text(run: ServingRow) -> str:
-    """Return each figure that a run states, as measured and as expected."""
-    figures: tuple[tuple[str, float | None, float | None, ui.Show], ...] = (
-        ("output tokens/s", run.output_tokens_per_s, run.output_tokens_error, fmt.scaled),
-        ("TPOT", run.tpot_s, run.tpot_error, fmt.seconds),
-        ("TTFT", run.ttft_s, run.ttft_error, fmt.seconds),
-    )
-    return "; ".join(
-        f"{name} {show(measured)}, expected {show(measured * (1 + error))}"
-        f" ({fmt.signed_percent(error)})"
-        for name, measured, error, show in figures
-        if measured is not None and error is not None
-    )

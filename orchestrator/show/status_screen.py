@@ -18,7 +18,7 @@ from orchestrator.values.codec import short
 from orchestrator.values.goodput import Outlook
 from orchestrator.values.plan import Estimate, Plan
 from orchestrator.values.run import LIVE, Attempt, LogLine, Run, Status
-from orchestrator.values.slowdowns import Slowdown, worst_slowdowns
+from orchestrator.values.slowdowns import worst_slowdowns
 from orchestrator.values.study import StudyStatus, kind_text
 
 _OF_MACHINE = {"unsteady_profile"}  # warnings about a rehearsal's own forecast
@@ -44,12 +44,23 @@ def rehearsal_screen(full: Plan, small: Plan, steps: int, changes: Sequence[str]
         )
         columns.append(column)
     rows, processes = [*zip(*columns, strict=True)], fmt.counted(small.hosts, "process", "es")
+    expected: list[ui.Row] = []
+    if small.chip_profile is not None:
+        forecast, step_s = small.forecast, small.forecast.step_s
+        text = fmt.seconds(step_s.unoverlapped)
+        if step_s.low and step_s.high:
+            text += f" ({fmt.span(fmt.seconds(step_s.low), fmt.seconds(step_s.high))})"
+        text += " a step"
+        if small.ledger_describes_trainer:  # of others, parts and FLOPs are unknown
+            mfu = f"MFU {fmt.percent(forecast.mfu.unoverlapped)} of this machine's peak"
+            text += f", {mfu}, measured here (profile {short(small.chip_profile)})"
+        expected.append(("expected", text))
     return ui.screen(
         [ui.Title("rehearsal", f"plan {short(small.digest)}")],
         ui.indent([ui.Table(rows, "<<<")]),
         [
             *(ui.labelled("not rehearsed:", change) for change in changes),
-            _labels(_expectation(small)),
+            _labels(expected),
             *(ui.warning(note.text) for note in small.warnings if note.code in _OF_MACHINE),
             f"{fmt.counted(steps, 'step')} in {processes} on emulated slices",
         ],
@@ -58,20 +69,6 @@ def rehearsal_screen(full: Plan, small: Plan, steps: int, changes: Sequence[str]
 
 def _labels(rows: Sequence[ui.Row]) -> ui.Table:
     return ui.Table([(f"{name:8}", text) for name, text in rows], "<w", gap=1)
-
-
-def _expectation(plan: Plan) -> list[ui.Row]:
-    if plan.chip_profile is None:
-        return []
-    forecast, step_s = plan.forecast, plan.forecast.step_s
-    expected = fmt.seconds(step_s.unoverlapped)
-    if step_s.low and step_s.high:
-        expected += f" ({fmt.span(fmt.seconds(step_s.low), fmt.seconds(step_s.high))})"
-    if not plan.ledger_describes_trainer:  # its step was measured; its parts and FLOPs are unknown
-        return [("expected", f"{expected} a step")]
-    mfu = f"MFU {fmt.percent(forecast.mfu.unoverlapped)} of this machine's peak"
-    source = f"measured here (profile {short(plan.chip_profile)})"
-    return [("expected", f"{expected} a step, {mfu}, {source}")]
 
 
 def result_screen(run: Run, plan: Plan, record: str, next_command: str) -> ui.Screen:
@@ -240,9 +237,16 @@ def _progress(status: Status) -> _Facts:
         took = f"after step {fmt.count(newest.steps_done)}, took {fmt.seconds(newest.evaluation_s)}"
         yield "held-out", f"loss {loss}, perplexity {perplexity}, {took}"
     for slowdown in worst_slowdowns(status.slowdowns)[:1]:
-        more = len(status.slowdowns) - 1
-        others = f"; {fmt.counted(more, 'other slowdown')}" if more else ""
-        yield "slow", f"{slowdown.text}{others}: {_slowdown_command(slowdown, status)}"
+        number = len(status.slowdowns) - 1
+        others = f"; {fmt.counted(number, 'other slowdown')}" if number else ""
+        command: tuple[str, ...] = ("report", "--full")
+        if slowdown.rank is not None:
+            command = "logs", "--rank", str(slowdown.rank)
+        elif slowdown.kind in ("level", "stall") and status.state in LIVE:
+            command = "profile", "--steps", "3"
+        name, *more = command
+        looking = run_command(name, status.run, folder(status.journal).parent, *more)
+        yield "slow", f"{slowdown.text}{others}: {looking}"
     slices = status.attempts[-1].slices if status.attempts else ()
     size = status.batch
     if size and size.sequences != size.requested_sequences:
@@ -253,15 +257,6 @@ def _progress(status: Status) -> _Facts:
             f" of {requested} requested" if status.pods < requested else f", {requested} requested"
         )
     yield "pods", f"{pods}: {', '.join(slices)}" if slices else pods
-
-
-def _slowdown_command(slowdown: Slowdown, run: Run) -> str:
-    storage = folder(run.journal).parent
-    if slowdown.rank is not None:
-        return run_command("logs", run.run, storage, "--rank", str(slowdown.rank))
-    if slowdown.kind in ("level", "stall") and run.state in LIVE:
-        return run_command("profile", run.run, storage, "--steps", "3")
-    return run_command("report", run.run, storage, "--full")
 
 
 def _surroundings(status: Status) -> _Facts:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -26,16 +26,13 @@ from orchestrator.journal.run_state import first_line
 from orchestrator.journal.steps import Floats
 from orchestrator.processes import LOOPBACK
 from orchestrator.run.progress import RUNS, handled_by, run_command
-from orchestrator.show import charts, report_screen, status_screen
+from orchestrator.show import charts
 from orchestrator.show import drawings as draw
 from orchestrator.show import parts as ui
-from orchestrator.show.pages import page_of, proof_of
+from orchestrator.show.pages import page_of, proof_of, run_values
 from orchestrator.show.report_screen import SLOW_TIMES, hosts_text, main_figures, slowdown_texts
 from orchestrator.show.terminal import echo, echo_json, keep_showing
 from orchestrator.storage.addresses import folder
-from orchestrator.tracking.mlflow.store import run_link
-from orchestrator.values.plan import Plan
-from orchestrator.values.proof import Proof
 from orchestrator.values.run import LIVE
 
 _LOOK_EVERY_S = 2.0
@@ -51,12 +48,10 @@ class _WatchedRun:
     key: str
     problem: str = ""
     reading: RunReading | None = None
-    plan: Plan | None = None
-    rehearsed: Plan | None = None
-    proof: Proof | None = None
+    values: dict[str, object] = field(default_factory=dict)
 
 
-class Watch:
+class _Watch:
     """Looks at runs, and at those of studies, again and again; each time only at what is new."""
 
     def __init__(self, runs: Sequence[str], storage: str | Path = RUNS) -> None:
@@ -83,14 +78,11 @@ class Watch:
         reader = self._readers.setdefault(journal.path, RunReader(journal))
         try:
             reading = reader.read()
-            run = reading.run
-            return _WatchedRun(
-                key=journal.key,
-                reading=reading,
-                plan=journal.current_plan(run),
-                rehearsed=journal.full_plan(run) if run.rehearses else None,
-                proof=proof_of(journal)[0],
-            )
+            run, proof = reading.run, proof_of(journal)[0]
+            rehearsed = journal.full_plan(run) if run.rehearses else None
+            values = run_values(reading, journal.current_plan(run), rehearsed, proof)
+            values["is_live"] = run.state in LIVE
+            return _WatchedRun(journal.key, reading=reading, values=values)
         except OrchError as error:  # removed, damaged, or a mount that comes back
             return _WatchedRun(key=journal.key, problem=str(error))
 
@@ -98,7 +90,7 @@ class Watch:
 class _WatchedPage:
     """The page of watched runs in parts, each with the number of the look that changed it."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: _Watch) -> None:
         self._watch, self._lock = watch, threading.Lock()
         self._parts: dict[str, tuple[int, str]] = {}
         self._looks, self._again_at_s, self._wait_s = 0, 0.0, _LOOK_EVERY_S
@@ -140,35 +132,15 @@ class _WatchedPage:
             return
         self._runs, self._looks = self._watch.look(), self._looks + 1
         for number, run in enumerate(self._runs):
-            for name, html in _parts_of(run, number):
+            values = run.values | {"problem": run.problem, "number": number}
+            for name in _PARTS:
+                html = draw.filled("watch_part.html", part=name, **values)
                 part = f"r{number}-{name}"
                 if self._parts.get(part, (0, None))[1] != html:
                     self._parts[part] = (self._looks, html)
         now_s = time.monotonic()
         self._wait_s = max(_LOOK_EVERY_S, (now_s - began_s) / _MOST_BUSY)
         self._again_at_s = now_s + 0.9 * self._wait_s
-
-
-def _parts_of(run: _WatchedRun, number: int) -> Iterator[tuple[str, str]]:
-    reading, values = run.reading, dict[str, object](problem=run.problem, number=number)
-    if reading:
-        values |= {
-            "reading": reading,
-            "run": reading.run,
-            "report": reading.report,
-            "steps": reading.steps,
-            "plan": run.plan,
-            "full": run.rehearsed or run.plan,
-            "proof": run.proof,
-            "mlflow": run_link(reading.run.tracking) if reading.run.tracking else None,
-            "is_live": reading.run.state in LIVE,
-            "verdict": report_screen.run_verdict(reading.report),
-            "charts": charts,
-            "screens": report_screen,
-            "status": status_screen,
-        }
-    for name in _PARTS:
-        yield name, draw.filled("watch_part.html", part=name, **values)
 
 
 # The page may run its own script and ask this server, and nothing else.
@@ -184,7 +156,7 @@ _HEADERS = {
 _IDLE_LIMIT_S = 60  # that a connection is waited for
 
 
-class WatchServer(ThreadingHTTPServer):
+class _WatchServer(ThreadingHTTPServer):
     """Serves the page on loopback to whoever knows its address, which nobody can guess."""
 
     daemon_threads = True
@@ -202,12 +174,12 @@ class WatchServer(ThreadingHTTPServer):
 
 def serve(runs: Sequence[str], storage: Path, *, as_json: bool) -> None:
     """Serve the page of runs, and say where, until an interrupt."""
-    watch = Watch(runs, storage)
+    watch = _Watch(runs, storage)
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with WatchServer(_WatchedPage(watch)) as server, handled_by(interrupt):
+    with _WatchServer(_WatchedPage(watch)) as server, handled_by(interrupt):
         keys = [journal.key for journal in watch.journals()]
         if as_json:
             echo_json(msgspec.json.encode({"address": server.address, "runs": keys}) + b"\n")
@@ -219,7 +191,7 @@ def serve(runs: Sequence[str], storage: Path, *, as_json: bool) -> None:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: WatchServer
+    server: _WatchServer
     timeout = _IDLE_LIMIT_S
 
     def do_GET(self) -> None:
@@ -286,7 +258,7 @@ _LETTERS = {
 
 def show_top(runs: Sequence[str], storage: Path) -> None:
     """Show runs on a terminal until q or Ctrl-C; elsewhere once."""
-    watch = Watch(runs, storage)
+    watch = _Watch(runs, storage)
     following = run_command("report", runs[0], storage, *runs[1:], "--watch")
     keep_showing(lambda: _top_screen(watch.look(), following), _LOOK_EVERY_S)
 
@@ -307,8 +279,8 @@ def _run_blocks(reading: RunReading, *, in_full: bool) -> Iterator[Sequence[ui.P
     done = f"{fmt.count(run.steps_done)} of {fmt.count(run.steps)} steps"
     lasts = fmt.elapsed((run.ended_at_s or run.read_at_s) - run.submitted_at_s)
     state = f"{run.state}{', a rehearsal' if run.rehearsal else ''} for {lasts}"
-    attempt = f"attempt {max(len(run.attempts), 1)}"
-    yield [ui.heading(run.run), *ui.indent([f"{state}: {done}, {attempt}"])]
+    newest = f"attempt {max(len(run.attempts), 1)}"
+    yield [ui.heading(run.run), *ui.indent([f"{state}: {done}, {newest}"])]
     warm = steps.rows(steps.warm)
     curves: dict[str, Floats] = {"step": warm.step_s, "MFU": warm.mfu, "loss": steps.loss}
     rows = [
@@ -324,7 +296,23 @@ def _run_blocks(reading: RunReading, *, in_full: bool) -> Iterator[Sequence[ui.P
         forecast = f"forecast {fmt.in_memory(memory.forecast_bytes)}"
         rows.append(("memory", fmt.in_memory(memory.measured_bytes), "", forecast))
     yield ui.indent([ui.Table(rows, "<><w")] if rows else ["no step was measured yet"])
-    strips, used = _strips(reading)
+    # The newest attempts as strips on one axis of time.
+    strips, used = list[ui.Row](), set[str]()
+    if attempts := charts.attempt_parts(reading)[-_MOST_ATTEMPTS:]:
+        (_, first_s, _), (_, last_s, parts) = attempts[0], attempts[-1]
+        total_s = last_s - first_s + sum(part.value for part in parts)
+        middles_s = (np.arange(_STRIP_COLUMNS) + 0.5) / _STRIP_COLUMNS * (total_s or 1.0)
+    for attempt, start_s, parts in attempts:
+        # The part that each column's middle lies in.
+        began_s = start_s - first_s
+        at = np.searchsorted(began_s + np.cumsum([part.value for part in parts]), middles_s)
+        letters = [*(_LETTERS[part.name] for part in parts), " "]
+        strip = "".join(
+            letters[number] if middle_s >= began_s else " "
+            for number, middle_s in zip(at, middles_s, strict=True)
+        )
+        used |= {part.name for part in parts if _LETTERS[part.name] in strip}
+        strips.append((f"attempt {attempt.number}, {attempt.reason or run.state}", strip))
     yield ui.indent([ui.Table(strips, "<<")] if strips else [])
     if in_full:
         key = ", ".join(f"{_LETTERS[name]} {name}" for name in _LETTERS if name in used)
@@ -345,27 +333,3 @@ def _curve(values: Floats | None, low: float | None = None) -> str:
     known = values[np.isfinite(values)]
     places = charts.thinned(np.arange(len(known), dtype=float), known, _CURVE_COLUMNS)
     return ui.curve([median for _, _, median, _ in places], low) if len(places) > 1 else ""
-
-
-def _strips(reading: RunReading) -> tuple[list[ui.Row], set[str]]:
-    """Return the newest attempts as strips on one axis of time, and what is on them."""
-    attempts = charts.attempt_parts(reading)[-_MOST_ATTEMPTS:]
-    if not attempts:
-        return [], set()
-    (_, first_s, _), (_, last_s, parts) = attempts[0], attempts[-1]
-    total_s = last_s - first_s + sum(part.value for part in parts)
-    middles_s = (np.arange(_STRIP_COLUMNS) + 0.5) / _STRIP_COLUMNS * (total_s or 1.0)
-    rows, used = list[ui.Row](), set[str]()
-    for attempt, start_s, parts in attempts:
-        # The part that each column's middle lies in.
-        began_s = start_s - first_s
-        at = np.searchsorted(began_s + np.cumsum([part.value for part in parts]), middles_s)
-        letters = [*(_LETTERS[part.name] for part in parts), " "]
-        strip = "".join(
-            letters[number] if middle_s >= began_s else " "
-            for number, middle_s in zip(at, middles_s, strict=True)
-        )
-        used |= {part.name for part in parts if _LETTERS[part.name] in strip}
-        how = attempt.reason or reading.run.state
-        rows.append((f"attempt {attempt.number}, {how}", strip))
-    return rows, used

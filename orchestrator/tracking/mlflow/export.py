@@ -346,8 +346,7 @@ def _find_or_create(study: StudyJournal, store: Store) -> StoredRun:
         stored = store.run(noted.run_id)
     if stored and not stored.deleted:
         return stored
-    tagged = [found for found in store.tagged(RUN_ID, opened.id) if not found.deleted]
-    if tagged:
+    if tagged := store.tagged(RUN_ID, opened.id):
         stored = tagged[0]
     else:
         config = opened.study
@@ -424,7 +423,7 @@ class RunExport:
                 f"{self._store.where.label}: the MLflow run {noted.id} was deleted there; restore"
                 f" it, or remove {self._journal.paths.tracking} to record the run anew"
             )
-        tagged = [found for found in self._store.tagged(tag, run.id) if not found.deleted]
+        tagged = self._store.tagged(tag, run.id)
         stored = noted or (tagged[0] if tagged else None)
         if stored is None:
             kind = ", rehearsal" if run.rehearsal else ""

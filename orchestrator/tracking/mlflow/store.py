@@ -245,17 +245,22 @@ class Store:
                 raise
 
     def tagged(self, tag: str, value: str, most: int = _MOST_RUNS) -> list[StoredRun]:
-        with in_plain_words(self.where):
-            return [_stored(run) for run in self._search(tag, value, most, "ASC")]
+        return self._search(f"tags.`{tag}` = '{value}'", most, "ASC")
 
     def metric_names(self, tag: str, value: str) -> set[str]:
-        with in_plain_words(self.where):
-            runs = self._search(tag, value, _MOST_RUNS, "DESC")
-            return {name for run in runs for name in run.data.metrics}
+        runs = self._search(f"tags.`{tag}` = '{value}'", _MOST_RUNS, "DESC")
+        return {name for run in runs for name in run.metrics}
 
-    def _search(self, tag: str, value: str, most: int, order: str) -> Sequence[Any]:
-        found, by = f"tags.`{tag}` = '{value}'", [f"start_time {order}"]
-        return self._client.search_runs([self.experiment], found, max_results=most, order_by=by)
+    def newest(self) -> list[StoredRun]:
+        """Return the newest runs of the experiment that orch recorded, the newest first."""
+        return self._search("tags.`orch.run` LIKE '%'", _MOST_DESCRIBED, "DESC")
+
+    def _search(self, wanted: str, most: int, order: str) -> list[StoredRun]:
+        """Return runs that are not deleted, in the order of their start."""
+        where, by = [self.experiment], [f"start_time {order}"]
+        with in_plain_words(self.where):
+            found = self._client.search_runs(where, wanted, max_results=most, order_by=by)
+            return [_stored(run) for run in found]
 
     def create(self, name: str, at_s: float, tags: Mapping[str, str]) -> StoredRun:
         with in_plain_words(self.where):
@@ -297,15 +302,6 @@ class Store:
                 self._client.update_run(run_id, status=status)
             else:
                 self._client.set_terminated(run_id, status, _ms(ended_at_s))
-
-    def newest(self) -> list[StoredRun]:
-        """Return the newest runs of the experiment that orch recorded, the newest first."""
-        found, by = "tags.`orch.run` LIKE '%'", ["start_time DESC"]
-        with in_plain_words(self.where):
-            runs = self._client.search_runs(
-                [self.experiment], found, max_results=_MOST_DESCRIBED, order_by=by
-            )
-            return [_stored(run) for run in runs]
 
     def experiment_tags(self) -> dict[str, str]:
         with in_plain_words(self.where):

@@ -19,13 +19,12 @@ from orchestrator.values.run import ViewLink
 _SHIPPED = Path(__file__).with_name("views.json")
 _TAG = "mlflow.sharedViewState."
 _LONGEST_TAG = 20_000
-# MLflow adds a section for each group of metrics. These stay closed, below a view's own sections.
+# MLflow adds a section for each group of metrics, and two last ones that it always has. These stay
+# closed, below a view's own sections.
 _GENERATED = (
     "eval", "learning", "mfu", "perf", "plan", "predicted", "proof", "scaling", "speed",
-    "summary", "sweep", "trainer",
+    "summary", "sweep", "trainer", "MODEL_METRICS", "SYSTEM_METRICS",
 )  # fmt: skip
-# MLflow always has these, and puts them last.
-_BUILT_IN = ("MODEL_METRICS", "SYSTEM_METRICS")
 # The page as MLflow opens it, but ordered by a metric: otherwise MLflow folds a study's runs under
 # their parent.
 _PAGE: dict[str, Any] = {
@@ -163,7 +162,7 @@ def _state(view: _View, recorded: Set[str]) -> dict[str, Any]:
         is_wide = any(len(chart.bars) > 1 for chart in own.charts)
         columns = {"columns": 1 if is_wide else min(len(own.charts), view.columns)}
         sections.append(_section(own.name, keys[own.name], own=True, shown=shown) | columns)
-    sections += [_section(name, _identity(name)) for name in _GENERATED + _BUILT_IN]
+    sections += [_section(name, _identity(name)) for name in _GENERATED]
     cards = [_card(chart, keys[own.name]) for own in view.sections for chart in own.charts]
     page = _PAGE | {"searchFilter": view.filter}
     return {**page, "compareRunSections": sections, "compareRunCharts": cards}
