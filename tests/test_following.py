@@ -1,6 +1,7 @@
 """Following a run on a named cluster: the journal tells it, whatever the cluster answers."""
 
 import signal
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -176,7 +177,7 @@ def test_a_pipe_hears_what_a_stage_waits_for(
 ) -> None:
     """Each stage at once; what changes in it, at most every two seconds."""
     now = iter([0.0, 0.5, 2.5, 3.0, 5.0])
-    monkeypatch.setattr(display.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
     shown = Display()  # at 0.0; only a changed state asks for the time
     for stage, state in [
         ("looking", ""), ("looking", "0 of 2"), ("looking", "1 of 2"), ("looking", "1 of 2"),
