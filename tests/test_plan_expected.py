@@ -89,10 +89,10 @@ def test_estimates_are_ordered(layout: Training) -> None:
     assert known is not None
     lines = time_lines(layout)
     time = step_time(layout, lines)
-    expected = float(expected_s(layout, lines, time, known))
-    low, high = interval(layout, lines, time, known)
+    expected = float(expected_s(step_work(layout, lines), time, known))
+    low, high = interval(layout, step_work(layout, lines), time, known)
     assert float(time.lower_s) <= low <= expected <= high
-    ledger = expected_lines(layout, lines, time, known)
+    ledger = expected_lines(layout, step_work(layout, lines), time, known)
     assert sum(line.value for line in ledger) == pytest.approx(expected, rel=1e-12)
     assert all(line.value > 0 for line in ledger)
 
@@ -106,12 +106,12 @@ def test_many_layouts_at_once_cost_what_each_costs() -> None:
     assert known is not None
     many = of_rows(request, candidates.factors[rows], candidates.sequences[rows])
     lines = time_lines(many)
-    together = expected_s(many, lines, step_time(many, lines), known)
+    together = expected_s(step_work(many, lines), step_time(many, lines), known)
     for i in range(50):
         choice = replace(candidates.choice(i), microbatches=1, remat="full")
         one = layout_of_choice(request, choice)
         own = time_lines(one)
-        alone = expected_s(one, own, step_time(one, own), known)
+        alone = expected_s(step_work(one, own), step_time(one, own), known)
         assert together[i] == pytest.approx(float(alone), rel=1e-12)
 
 
@@ -275,7 +275,7 @@ def test_accumulated_gradients_are_reduced_in_series(axis: str) -> None:
     assert float(time.lower_s) >= compute_s + reduction_s
     series = step_parts(step_work(layout, lines), known)["serial_collectives"]
     assert float(series) >= reduction_s
-    assert float(expected_s(layout, lines, time, known)) > float(time.lower_s)
+    assert float(expected_s(step_work(layout, lines), time, known)) > float(time.lower_s)
 
 
 def test_two_microbatches_on_64_slices_of_four_chips_take_nearly_two_seconds() -> None:
@@ -342,7 +342,9 @@ def test_a_plan_pays_no_overhead_of_runs() -> None:
     lines = time_lines(layout)
     time = step_time(layout, lines)
     dear = replace(known, run_overhead_s=replace(known.run_overhead_s, value=9.0))
-    assert expected_s(layout, lines, time, dear) == expected_s(layout, lines, time, known)
+    assert expected_s(step_work(layout, lines), time, dear) == expected_s(
+        step_work(layout, lines), time, known
+    )
 
 
 # --- outside the published runs
@@ -401,7 +403,7 @@ def test_the_interval_is_wider_along_each_axis(axis: str) -> None:
     assert known is not None
     lines = time_lines(layout)
     time = step_time(layout, lines)
-    values = axis_values(layout, work, float(expected_s(layout, lines, time, known)))
+    values = axis_values(layout, work, float(expected_s(step_work(layout, lines), time, known)))
     value = values[axis]
     inside = {name: Range(low=one / 2, high=one * 2) for name, one in values.items()}
     below = Range(low=value / 9, high=value / 3)
@@ -409,8 +411,9 @@ def test_the_interval_is_wider_along_each_axis(axis: str) -> None:
     apart = above if axis in _BELOW_ALONE else below
     sure = replace(known, ranges=inside)
     unsure = replace(known, ranges={**inside, axis: apart})
-    width = [high / low for low, high in
-             (interval(layout, lines, time, one) for one in (sure, unsure))]  # fmt: skip
+    width = [
+        high / low for low, high in (interval(layout, work, time, one) for one in (sure, unsure))
+    ]
     assert extrapolations(values, sure.ranges) == ()
     [found] = extrapolations(values, unsure.ranges)
     assert (found.axis, found.value) == (axis, value)

@@ -19,7 +19,7 @@ from orchestrator.planning.infeasible import Infeasible
 from orchestrator.planning.planner import make_plan, plan_on
 from orchestrator.planning.ranking import _ranked_s_per_token
 from orchestrator.planning.rehearsal import rehearse
-from orchestrator.planning.step_work import _reductions
+from orchestrator.planning.step_work import step_work
 from orchestrator.values.plan import Plan
 from orchestrator.values.spec import MeshRequest, Pods, Spec
 from tests.example_specs import spec_of
@@ -109,9 +109,10 @@ def test_slices_that_share_weights_wait_in_each_layer(shared: Plan) -> None:
     """They exchange weights in every microbatch, where others reduce gradients once a step."""
     layout = layout_of(shared, catalog.chip("v6e"))
     accumulating = replace(layout, microbatches=2)
-    assert _reductions(layout) == shared.model.layers
-    assert _reductions(accumulating) == 2 * shared.model.layers
-    assert _reductions(replace(accumulating, mesh={**layout.mesh, "pods": 2, "fsdp_dcn": 1})) == 1
+    assert step_work(layout, []).reductions == shared.model.layers
+    assert step_work(accumulating, []).reductions == 2 * shared.model.layers
+    copied = replace(accumulating, mesh={**layout.mesh, "pods": 2, "fsdp_dcn": 1})
+    assert step_work(copied, []).reductions == 1
 
 
 def test_part_of_the_slices_may_share_weights() -> None:

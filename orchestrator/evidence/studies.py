@@ -1,6 +1,6 @@
 """Studies of one spec, trial by trial: predicted and measured scaling, and losses of sweeps."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -178,15 +178,43 @@ def read_trial_runs(journal: StudyJournal) -> list[_TrialRun]:
 
 def _make_scaling_report(key: str, study: Study, runs: Sequence[_TrialRun]) -> values.ScalingReport:
     assert study.scaling
-    # The newest run of each trial and repeat that succeeded and was measured.
+    # The newest run of each trial and repeat that succeeded and was measured; and the smallest such
+    # trial of each series: its chips, and tokens per second per chip.
     measured: dict[int, list[_TrialRun]] = {}
+    least: dict[_SeriesKey, tuple[int, float]] = {}
     for trial in study.trials:
         newest = {
             run.repeat: run
             for run in runs
             if run.trial == trial.number and run.report.state == "succeeded" and run.report.measured
         }
-        measured[trial.number] = [newest[repeat] for repeat in sorted(newest)]
+        measured[trial.number] = done = [newest[repeat] for repeat in sorted(newest)]
+        same = frozenset(_series_of(study, trial).items())
+        if done and (same not in least or done[-1].plan.chips < least[same][0]):
+            rate = _spread(done, lambda run: run.tokens_per_s_per_chip).median
+            least[same] = done[-1].plan.chips, rate
+    plans = {number: done[-1].predicted for number, done in measured.items() if done}
+    smallest, trials = _smallest_plans(study, plans), []
+    for trial in study.trials:
+        series, done = _series_of(study, trial), measured[trial.number]
+        same, last = frozenset(series.items()), done[-1] if done else None
+        own = [run for run in runs if run.trial == trial.number]
+        succeeded = {run.repeat for run in own if run.report.state == "succeeded"}
+        report = values.TrialReport(
+            number=trial.number,
+            settings=trial.settings,
+            series=series,
+            chips=last.plan.chips if last else 0,
+            done=len(done),
+            unfinished={
+                run.report.run: run.report.state for run in own if run.repeat not in succeeded
+            },
+            predicted=_planned_trial(last.predicted, smallest[same]) if last else None,
+            expected_s=_expected_s(last.report) if last else None,
+            not_compared=last.report.not_compared if last else None,
+            measured=_repeated(done, least[same][1]) if last else None,
+        )
+        trials.append(report)
     # The plan and the median gap on the devices of each trial that can be compared.
     gaps = []
     for done in measured.values():
@@ -201,42 +229,9 @@ def _make_scaling_report(key: str, study: Study, runs: Sequence[_TrialRun]) -> v
         vary=study.vary,
         repeats=study.repeats,
         rehearsal=any(run.report.rehearsal for run in runs),
-        trials=tuple(_trial_reports(study, runs, measured)),
+        trials=tuple(trials),
         explanations=_explain_gaps(gaps),
     )
-
-
-def _trial_reports(
-    study: Study, runs: Sequence[_TrialRun], measured: Mapping[int, Sequence[_TrialRun]]
-) -> Iterator[values.TrialReport]:
-    plans = {number: done[-1].predicted for number, done in measured.items() if done}
-    smallest = _smallest_plans(study, plans)
-    # The smallest measured trial of each series: its chips, and tokens per second per chip.
-    least: dict[_SeriesKey, tuple[int, float]] = {}
-    for trial in study.trials:
-        key, done = frozenset(_series_of(study, trial).items()), measured[trial.number]
-        if done and (key not in least or done[-1].plan.chips < least[key][0]):
-            rate = _spread(done, lambda run: run.tokens_per_s_per_chip).median
-            least[key] = done[-1].plan.chips, rate
-    for trial in study.trials:
-        series, done = _series_of(study, trial), measured[trial.number]
-        key, newest = frozenset(series.items()), done[-1] if done else None
-        own = [run for run in runs if run.trial == trial.number]
-        succeeded = {run.repeat for run in own if run.report.state == "succeeded"}
-        yield values.TrialReport(
-            number=trial.number,
-            settings=trial.settings,
-            series=series,
-            chips=newest.plan.chips if newest else 0,
-            done=len(done),
-            unfinished={
-                run.report.run: run.report.state for run in own if run.repeat not in succeeded
-            },
-            predicted=_planned_trial(newest.predicted, smallest[key]) if newest else None,
-            expected_s=_expected_s(newest.report) if newest else None,
-            not_compared=newest.report.not_compared if newest else None,
-            measured=_repeated(done, least[key][1]) if newest else None,
-        )
 
 
 def _expected_s(report: Report) -> float | None:

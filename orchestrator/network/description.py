@@ -102,10 +102,6 @@ class Sublayer(Value, kw_only=False):
         return (*self.vectors, *(matmul.weight for matmul in self.matmuls))
 
     @property
-    def matrix_elements(self) -> int:
-        return sum(matmul.weight.elements for matmul in self.matmuls)
-
-    @property
     def entering_width(self) -> int:
         """Numbers of a position that a `tensor` group gathers for its matmuls: the stream's."""
         return self.output.output.width
@@ -279,7 +275,7 @@ class Block(Value, kw_only=False):
 
     @property
     def matrix_elements(self) -> int:
-        return sum(part.matrix_elements for part in self.sublayers)
+        return sum(matmul.weight.elements for matmul in self.matmuls)
 
 
 class Stack(Value, kw_only=False):

@@ -256,14 +256,15 @@ def _neighbours(width: int) -> tuple[int, ...]:
 def _joined(naming: _Naming, weights: list[PublishedWeight]) -> list[PublishedWeight]:
     """The same weights, those that are published as one matrix at their rows of it."""
     by_path = {weight.path: weight for weight in weights}
-    of_name, prefix = {weight.name: weight for weight in weights}, naming.other.get(PUBLISHED_LAYER)
+    of_name = {weight.name: weight for weight in weights}
+    prefix = naming.other.get(PUBLISHED_LAYER, PUBLISHED_LAYER)
     for theirs, ours in naming.joined.items():
-        parts = [of_name[_full_name((prefix or PUBLISHED_LAYER) + name)] for name in ours]
+        parts = [of_name[_full_name(prefix + name)] for name in ours]
         first, total = 0, sum(part.axes[0].size for part in parts)
         for part in parts:
             rows, *columns = part.axes
             whole = replace(rows, size=total, first=first)
-            name = _full_name((prefix or PUBLISHED_LAYER) + theirs)
+            name = _full_name(prefix + theirs)
             by_path[part.path] = replace(part, name=name, axes=(whole, *columns))
             first += rows.size
     if naming.inputs_first:

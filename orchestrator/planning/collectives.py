@@ -98,28 +98,56 @@ def _gradient_exchanges(layout: Training) -> list[Exchange]:
     """Gradients over all devices that hold the parameter: inside a slice, over the slices that
     share weights, then over replicas (scatter over `data`, reduce over `pods`, gather).
     """
+    network, tensor, data, payload = (
+        layout.network,
+        GROUPS["tensor"],
+        GROUPS["data"],
+        "owned gradient",
+    )
+    ways, early = layout.devices_along(data), per_layer(layout)
+    joined = early & (ways > 1)
+    single, quantum = 1 - joined, ways * TILE[0] * TILE[1]
+
+    def bucket(elements: Number, calls: Number, serial: Number) -> _Part:
+        """Elements filled up to whole tiles for every device that reduces them."""
+        filled = np.where(ways > 1, np.ceil(elements / quantum) * quantum, elements)
+        return _Part(filled * layout.gradient_bytes, calls, serial)
+
     # Projections whose kv heads are copied to several devices. Then what every device of a `tensor`
     # group holds: matrices of routers, and those that make latents.
     copied, unsplit = [], []
+    # What is reduced over replicas as one. The weights of a layer are one bucket over `data` where
+    # each layer is reduced on its own; elsewhere each is one, and none waits for another. The first
+    # layer and the embedding come after the last backward pass, and where gradients accumulate all
+    # come there.
+    buckets = []
     size = layout.gradient_bytes / layout.ways(GATHERED)
-    for stack in layout.network.stacks:
+    for stack in network.stacks:
         layers, times = _reduced_at_a_time(layout, stack)
+        sizes: list[Number] = []
         for weight in (matmul.weight for matmul in stack.block.matmuls):
-            part = _Part(layers * size * layout.elements(weight), times, serial=1)
+            elements = layout.elements(weight)
+            part = _Part(layers * size * elements, times, serial=1)
             if _has_axis(weight, COPIED):
                 copied.append(part)
             elif not _is_split_over_tensor(weight):
                 unsplit.append(part)
-    tensor, data, payload = GROUPS["tensor"], GROUPS["data"], "owned gradient"
-    whole, ways = _gradient_buckets(layout), layout.devices_along(data)
-    shares = [replace(part, bytes=part.bytes / ways) for part in whole]
+            [axis] = {dimension.axis for dimension in weight.dimensions} & {*GATHERED_AXES}
+            sizes.append(elements / layout.ways(axis))
+        sizes += [layout.elements(vector) for vector in stack.block.vectors]
+        buckets.append(bucket(sum(sizes), times * joined, 1 * joined))
+        buckets += [bucket(layers * size, times * single, single) for size in sizes]
+    embedding, *ends = [layout.elements(table) / layout.ways(GATHERED) for table in network.tables]
+    ends += [layout.elements(vector) for vector in network.norm.weights]
+    buckets += [bucket(embedding, 1, 1), *(bucket(end, 1, 1 - early) for end in ends)]
+    shares = [replace(part, bytes=part.bytes / ways) for part in buckets]
     routers = _reduction(layout, "router gradients", tensor, "routers, latents", unsplit)
     return [
         _reduction(layout, "kv weight copies", tensor, "wk, wv", copied, ways=layout.copies),
         *([routers] if unsplit else []),
         *_vector_reductions(layout),
-        _reduction(layout, "data scatter", data, payload, whole, kind=_SCATTER),
-        _reduction(layout, "data gather", data, payload, whole, kind=_GATHER),
+        _reduction(layout, "data scatter", data, payload, buckets, kind=_SCATTER),
+        _reduction(layout, "data gather", data, payload, buckets, kind=_GATHER),
         _reduction(layout, "pods", (SLICE_REPLICAS,), f"{payload} / data", shares),
     ]
 
@@ -191,37 +219,6 @@ def per_layer(layout: Training) -> Number:
     return (layout.microbatches == 1) & several & (layout.stages == 1)
 
 
-def _gradient_buckets(layout: Training) -> list[_Part]:
-    """Gradients that are reduced over replicas as one, filled up to whole tiles. The weights of a
-    layer are one bucket over `data` where each layer is reduced on its own; elsewhere each is one,
-    and none waits for another. The first layer and the embedding come after the last backward pass,
-    and where gradients accumulate all come there.
-    """
-    network, data = layout.network, layout.devices_along(GROUPS["data"])
-    early = per_layer(layout)
-    joined = early & (data > 1)
-    single, quantum = 1 - joined, data * TILE[0] * TILE[1]
-
-    def part(elements: Number, calls: Number, serial: Number) -> _Part:
-        """Elements filled up to whole tiles for every device that reduces them."""
-        filled = np.where(data > 1, np.ceil(elements / quantum) * quantum, elements)
-        return _Part(filled * layout.gradient_bytes, calls, serial)
-
-    buckets = []
-    for stack in network.stacks:
-        layers, times = _reduced_at_a_time(layout, stack)
-        sizes: list[Number] = []
-        for weight in (matmul.weight for matmul in stack.block.matmuls):
-            [axis] = {dimension.axis for dimension in weight.dimensions} & {*GATHERED_AXES}
-            sizes.append(layout.elements(weight) / layout.ways(axis))
-        sizes += [layout.elements(vector) for vector in stack.block.vectors]
-        buckets.append(part(sum(sizes), times * joined, 1 * joined))
-        buckets += [part(layers * size, times * single, single) for size in sizes]
-    embedding, *ends = [layout.elements(table) / layout.ways(GATHERED) for table in network.tables]
-    ends += [layout.elements(vector) for vector in network.norm.weights]
-    return [*buckets, part(embedding, 1, 1), *(part(size, 1, 1 - early) for size in ends)]
-
-
 # --- activations, weights and moments
 
 
@@ -285,9 +282,6 @@ def exchanges(layout: Training) -> list[Exchange]:
     ]
 
 
-_SENDS = 2  # a chunk's output to the next stage, and the gradient of its input back
-
-
 def _stage_exchanges(layout: Training) -> Iterator[Exchange]:
     """The residual stream between stages. In each tick a device sends its part to the next stage,
     and all stages wait for the slowest: for one in another slice, if there is any. The vocabulary
@@ -296,22 +290,20 @@ def _stage_exchanges(layout: Training) -> Iterator[Exchange]:
     if not np.any(layout.stages > 1):
         return
     own = stream_bytes(layout) / layout.devices_along(GROUPS["tensor"])
-    between = layout.devices_along(DCN_GROUPS["pipeline_dcn"])
-    ticks, formula, dtype = layout.ticks, "tokens x d_model / tensor", layout.activation_type
+    inside, apart = GROUPS["pipeline"], DCN_GROUPS["pipeline_dcn"]
+    between = layout.devices_along(apart)
+    formula, dtype = "tokens x d_model / tensor", layout.activation_type
     for suffix, axes, ways in (
-        (
-            "",
-            GROUPS["pipeline"],
-            np.where(between > 1, 1, layout.devices_along(GROUPS["pipeline"])),
-        ),
-        (_OVER_DCN, DCN_GROUPS["pipeline_dcn"], between),
+        ("", inside, np.where(between > 1, 1, layout.devices_along(inside))),
+        (_OVER_DCN, apart, between),
     ):
-        part = _Part(own, _SENDS * ticks)
+        # A chunk's output goes to the next stage, and the gradient of its input comes back.
+        part = _Part(own, 2 * layout.ticks)
         yield Exchange(
             "stage_exchange", f"to next stage{suffix}", _PERMUTE, axes, formula, ways,
             part.calls, (part,), dtype,
         )  # fmt: skip
-    for suffix, axes in (("", GROUPS["pipeline"]), (_OVER_DCN, DCN_GROUPS["pipeline_dcn"])):
+    for suffix, axes in (("", inside), (_OVER_DCN, apart)):
         # Words come to the first stage from all, and so do the gradients of what the last stage
         # made; what it made goes to all, and so does the gradient of the words. Ticks without such
         # words exchange them too: p of their gradients, and p of them if ticks are all alike.

@@ -14,23 +14,10 @@ from orchestrator.network.mesh_axes import DCN_AXES
 from orchestrator.planning import flops
 from orchestrator.planning import step_work as steps
 from orchestrator.planning.layout import Number, Training
-from orchestrator.planning.time import StepTime, busiest_line, device_peak
+from orchestrator.planning.time import StepTime, device_peak, ledger_of_parts
 from orchestrator.values.plan import Extrapolation, LedgerLine, LineKind
 
 SOURCE = "published-runs"
-_NAMES: dict[LineKind, str] = {
-    "matmul": "matmuls",
-    "attention": "attention",
-    "weight_traffic": "weights and optimizer",
-    "elementwise": "between matmuls",
-    "row_moves": "moving rows of experts",
-    "offload": "exposed transfers to the host",
-    "exposed_gathers": "exposed gathers",
-    "exposed_tensor": "exposed tensor",
-    "pipeline_bubble": "bubble of the pipeline",
-    "serial_collectives": "collectives in series",
-    "slice_wait": "waiting for slices",
-}
 # In every published run on several slices a reduction comes after this much work or more. Closer
 # reductions are assumed to wait in proportion to the work between them.
 _APART_S = 0.11
@@ -82,43 +69,45 @@ def skew_share(work: steps.StepWork, own_s: Number) -> Number:
     return np.minimum(own_s / np.maximum(work.reductions, 1) / _APART_S, 1.0)
 
 
-def expected_s(
-    layout: Training,
-    lines: list[LedgerLine],
-    time: StepTime,
-    efficiency: Efficiency,
-    work: steps.StepWork | None = None,
-) -> Number:
+def expected_s(work: steps.StepWork, time: StepTime, efficiency: Efficiency) -> Number:
     """Seconds of a step: all parts, or the lower bound where a single resource takes longer."""
-    parts = step_parts(work or steps.step_work(layout, lines), efficiency)
-    return np.maximum(sum(parts.values()), time.lower_s)
+    return np.maximum(sum(step_parts(work, efficiency).values()), time.lower_s)
 
 
 def expected_lines(
-    layout: Training, lines: list[LedgerLine], time: StepTime, efficiency: Efficiency
+    layout: Training, work: steps.StepWork, time: StepTime, efficiency: Efficiency
 ) -> tuple[LedgerLine, ...]:
     """The same as a ledger, for one layout: its lines add up to `expected`."""
-    work = steps.step_work(layout, lines)
     parts = step_parts(work, efficiency)
     own_s = sum(_own_step_parts(work, efficiency).values())
-    # How each part is computed, with its numbers.
-    formulas: dict[LineKind, tuple[str, dict[str, Number]]] = {
-        "matmul": ("peak / share", {"peak": work.matmul_s, "share": efficiency.matmul.value}),
-        "attention": (
-            "peak / share", {"peak": work.attention_s, "share": efficiency.attention.value}
+    # The name of each part, and how it is computed, with its numbers.
+    formulas: dict[LineKind, tuple[str, str, dict[str, Number]]] = {
+        "matmul": (
+            "matmuls", "peak / share", {"peak": work.matmul_s, "share": efficiency.matmul.value}
         ),
-        "weight_traffic": ("peak", {"peak": work.hbm_s}),
+        "attention": (
+            "attention",
+            "peak / share",
+            {"peak": work.attention_s, "share": efficiency.attention.value},
+        ),
+        "weight_traffic": ("weights and optimizer", "peak", {"peak": work.hbm_s}),
         "elementwise": (
-            "bytes / rate", {"bytes": steps.pass_bytes(layout), "rate": steps.hbm_rate(layout)}
+            "between matmuls",
+            "bytes / rate",
+            {"bytes": steps.pass_bytes(layout), "rate": steps.hbm_rate(layout)},
         ),
         "row_moves": (
-            "moves * move", {"moves": work.row_moves, "move": efficiency.row_move_s.value}
+            "moving rows of experts",
+            "moves * move",
+            {"moves": work.row_moves, "move": efficiency.row_move_s.value},
         ),
         "offload": (
+            "exposed transfers to the host",
             "2 * way - hidden",
             {"way": work.host.one_way_s, "hidden": work.host.hidden_s(*_pace(work, efficiency))},
         ),
         "exposed_gathers": (
+            "exposed gathers",
             "max(links * exposed, slowest - own)",
             {
                 "links": work.gathers_s + work.dcn_s,
@@ -128,15 +117,18 @@ def expected_lines(
             },
         ),
         "exposed_tensor": (
+            "exposed tensor",
             "links * exposed",
             {"links": work.tensor_s, "exposed": efficiency.exposed_tensor.value},
         ),
         "pipeline_bubble": (
+            "bubble of the pipeline",
             "passes x waits",
             {"passes": own_s + parts["exposed_tensor"], "waits": work.bubble},
         ),
-        "serial_collectives": ("links", {"links": work.serial_s}),
+        "serial_collectives": ("collectives in series", "links", {"links": work.serial_s}),
         "slice_wait": (
+            "waiting for slices",
             "(calls * wait + hops * hop) * skew",
             {
                 "calls": work.reductions,
@@ -147,22 +139,7 @@ def expected_lines(
             },
         ),
     }  # fmt: skip
-    total_s = sum(parts.values())
-    found = [
-        LedgerLine(
-            kind=kind,
-            name=_NAMES[kind],
-            value=seconds,
-            unit="s",
-            formula=formulas[kind][0],
-            inputs=formulas[kind][1],
-            sources=(SOURCE,),
-        )
-        for kind, seconds in parts.items()
-        if seconds > 0
-    ]
-    rest = [busiest_line(time.lower_s, total_s, SOURCE)] if total_s < time.lower_s else []
-    return tuple(found + rest)
+    return ledger_of_parts(parts, formulas, time.lower_s, SOURCE)
 
 
 # --- where a plan leaves the range of the published runs, and how sure `expected` is
@@ -238,17 +215,12 @@ def extrapolations(
 
 
 def interval(
-    layout: Training,
-    lines: list[LedgerLine],
-    time: StepTime,
-    efficiency: Efficiency,
-    work: steps.StepWork | None = None,
+    layout: Training, work: steps.StepWork, time: StepTime, efficiency: Efficiency
 ) -> tuple[float, float]:
     """The 80 % prediction interval, never below the bound: the spread of runs and the uncertainty
     of constants are independent; what no run shows is added in full.
     """
-    work = work or steps.step_work(layout, lines)
-    expected = float(expected_s(layout, lines, time, efficiency, work))
+    expected = float(expected_s(work, time, efficiency))
     values = axis_values(layout, work, expected)
     spread = efficiency.mixture_spread if layout.model.moe else efficiency.spread
     scatter = hypot(expm1(spread.value), deviation(work, efficiency))

@@ -203,10 +203,7 @@ def _attention_flops(
     """A kernel's products of one layer: each 2 x tokens x positions per number of a head. The
     zigzag over `sequence` gives every device the mean.
     """
-    queries, values = (
-        prod(layout.size(dimension) for dimension in tensor.dimensions)
-        for tensor in (attention.queries, attention.result)
-    )
+    queries, values = map(layout.elements, (attention.queries, attention.result))
     width = products.queries * queries + products.values * values
     return 2 * layout.step_tokens * positions * width
 

@@ -28,7 +28,7 @@ from orchestrator.planning.time import StepTime, device_peak, math_lines, step_t
 from orchestrator.values import plan
 from orchestrator.values.goodput import EvaluationCost, GoodputForecast, GoodputInputs
 from orchestrator.values.model import Model
-from orchestrator.values.spec import Resources, Spec
+from orchestrator.values.spec import Spec
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def forecast(layout: Training, spec: Spec) -> plan.Forecast:
     time = step_time(layout, lines)
     work = step_work(layout, lines)
     step_s = step_bounds(layout, lines, time, work)
-    price = price_of(layout.chip, resources)
+    price = price_of(layout.chip, resources.dollars_per_chip_hour)
     # The resource that sets the lower bound, and by what fraction it exceeds the next.
     names = {"mxu": "matmul", "hbm": "hbm", "host": "host"}
     busy = {names[name]: float(s) for name, s in time.busy_s.items() if name in names}
@@ -64,7 +64,7 @@ def forecast(layout: Training, spec: Spec) -> plan.Forecast:
     if isinstance(efficiency, GpuEfficiency):
         expected = gpu_expected.expected_lines(layout, lines, time, efficiency)
     elif efficiency:
-        expected = estimates.expected_lines(layout, lines, time, efficiency)
+        expected = estimates.expected_lines(layout, work, time, efficiency)
     return write_forecast(
         layout,
         Terms(spec.experiment.tokens, run_goodput(layout, spec), price),
@@ -82,9 +82,9 @@ def forecast(layout: Training, spec: Spec) -> plan.Forecast:
     )
 
 
-def price_of(chip: Chip, resources: Resources) -> float | None:
-    if resources.dollars_per_chip_hour is not None:
-        return resources.dollars_per_chip_hour
+def price_of(chip: Chip, stated: float | None) -> float | None:
+    if stated is not None:
+        return stated
     return chip.dollars_per_hour.value if chip.dollars_per_hour else None
 
 
@@ -222,8 +222,8 @@ def step_bounds(
         return replace(estimate, expected=seconds, low=low, high=high)
     if efficiency is None:
         return estimate
-    expected = float(estimates.expected_s(layout, lines, time, efficiency, work))
-    low, high = estimates.interval(layout, lines, time, efficiency, work)
+    expected = float(estimates.expected_s(work, time, efficiency))
+    low, high = estimates.interval(layout, work, time, efficiency)
     return replace(estimate, expected=expected, low=low, high=high)
 
 

@@ -23,7 +23,7 @@ def goodput_inputs(
     *,
     state_bytes: int,  # of a save
     bytes_per_chip: float,  # that a chip sends to its host
-    evaluation: goodput.EvaluationCost | None = None,
+    evaluation: goodput.EvaluationCost | None,
 ) -> goodput.GoodputInputs:
     """Return the inputs of a run on the hosts and chips of all pods."""
     options, known = resources.failures, recovery()

@@ -16,7 +16,13 @@ from orchestrator.network.mesh_axes import DCN_AXES, EXPERT_EXCHANGES, WEIGHT_EX
 from orchestrator.planning import flops
 from orchestrator.planning import step_work as steps
 from orchestrator.planning.layout import Number, Training
-from orchestrator.planning.time import IN_TICKS, StepTime, busiest_line, device_peak
+from orchestrator.planning.time import (
+    IN_TICKS,
+    NARROW_LINES,
+    StepTime,
+    device_peak,
+    ledger_of_parts,
+)
 from orchestrator.values.codec import Value
 from orchestrator.values.plan import ATTENTION_LINES, LedgerLine, LineKind
 
@@ -70,15 +76,12 @@ def gpu_work(layout: Training, lines: list[LedgerLine]) -> GpuWork:
 
     experts_s = longer * 3 * flops.experts_forward_flops(layout) / device_peak(layout)
     routed_s = total(("expert_padding", "expert_imbalance")) + experts_s
-    narrow_s = total(
-        ("matmul", "copied_heads", "expert_padding", "expert_imbalance", "matmul_recompute")
-    )
     hbm = layout.chip.hbm_bytes_per_s.value
     casts, logits = steps.quantization_bytes(layout), steps.logits_bytes(layout)
     hidden = np.where(layout.microbatches > 1, 1.0, LAST_MICROBATCH)
     layers = layout.microbatches * layout.stage_share * longer  # times the layers of the network
     return GpuWork(
-        linear_s=narrow_s - routed_s,
+        linear_s=total(NARROW_LINES) - routed_s,
         routed_s=routed_s,
         wide_s=total(("unembedding", "vocab_padding", "orthogonalization")),
         attention_s=total(ATTENTION_LINES),
@@ -208,23 +211,12 @@ def expected_lines(
 ) -> tuple[LedgerLine, ...]:
     """Return the expected step as a ledger, for one layout."""
     parts, numbers = _priced(gpu_work(layout, lines), known)
-    total_s = float(sum(parts.values()))
-    found = [
-        LedgerLine(
-            kind=kind,
-            name=_PARTS[kind][0],
-            value=seconds,
-            unit="s",
-            formula=formula,
-            inputs={n: numbers[n] for n in re.findall(r"[a-z_]+", formula) if n != "max"},
-            sources=(SOURCE,),
-        )
-        for kind, seconds in parts.items()
-        for formula in (f"software * {_PARTS[kind][1]}",)
-        if seconds > 0
-    ]
-    rest = [busiest_line(time.lower_s, total_s, SOURCE)] if total_s < time.lower_s else []
-    return tuple(found + rest)
+    formulas = {}
+    for kind, (name, own) in _PARTS.items():
+        formula = f"software * {own}"
+        names = [found for found in re.findall(r"[a-z_]+", formula) if found != "max"]
+        formulas[kind] = name, formula, {each: numbers[each] for each in names}
+    return ledger_of_parts(parts, formulas, time.lower_s, SOURCE)
 
 
 def interval(

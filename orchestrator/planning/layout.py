@@ -183,8 +183,9 @@ class Layout(Value):
             size = np.maximum(share, 1) if axis == COPIED else share
         return self._sizes.setdefault(dimension, size)
 
-    def elements(self, weight: description.Weight) -> Number:
-        return prod(self.size(dimension) for dimension in weight.dimensions)
+    def elements(self, array: description.Weight | description.Tensor) -> Number:
+        """Elements of a weight, or of a tensor at one position."""
+        return prod(self.size(dimension) for dimension in array.dimensions)
 
     def total_elements(self, matmuls: Iterable[description.Matmul]) -> Number:
         return sum(self.elements(matmul.weight) for matmul in matmuls)

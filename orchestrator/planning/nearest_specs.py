@@ -73,21 +73,20 @@ def within_limits(spec: Spec) -> bool:
     )
 
 
+# Placements that may be searched, so that nobody waits long for a refusal.
+_MOST_WORK = 900_000
+
+
 @dataclass
-class _Budget:
-    """How many placements may still be searched, so that nobody waits long for a refusal."""
-
-    left: int = 900_000
-
-
-@dataclass(frozen=True)
 class _Nearby:
-    """A spec without a plan, what is changed in any case, and whether memory is what it lacks."""
+    """A spec without a plan, what is changed in any case, whether memory is what it lacks, and how
+    many placements may still be searched.
+    """
 
     spec: Spec
     base: Change
     lacks_memory: bool
-    budget: _Budget
+    left: int = _MOST_WORK
 
     @cached_property
     def changed(self) -> Spec:
@@ -97,7 +96,7 @@ class _Nearby:
         """Plan a further change: return its plan, or None and how many times the memory it needs,
         at least, and whether that took a search.
         """
-        if self.budget.left <= 0:
+        if self.left <= 0:
             return None, 0.0, False
         change = {**self.base, **change}
         other = changed(self.spec, change)
@@ -109,7 +108,7 @@ class _Nearby:
         times = state_bytes(other.experiment) / memory_that_shares(request)
         if times > 1 or not divides(request):
             return None, times, False
-        self.budget.left -= _LEAST_WORK + count_placements(request.torus, usable_axes(model))
+        self.left -= _LEAST_WORK + count_placements(request.torus, usable_axes(model))
         [choice] = best_of_slices([request])
         if choice is None:
             return None, times, True
@@ -203,14 +202,13 @@ def nearest_specs(
     kinds = (_precision, _other_chips) if is_whole else _KINDS
     helping: list[Change] = [{key: value} for key, value, helps in steps if helps]
     base: Change = {}
-    left = _Budget().left
+    left = _MOST_WORK
     for step in ({}, *helping):
         base = {**base, **step}
         # A step takes half of what is left at most, so that a hopeless one leaves some to others.
-        budget = _Budget(left // 2)
-        near = _Nearby(spec, base, lacks_memory, budget)
+        near = _Nearby(spec, base, lacks_memory, left // 2)
         found = [*near.planned([{}] if base else []), *chain.from_iterable(k(near) for k in kinds)]
-        left -= left // 2 - max(budget.left, 0)
+        left -= left // 2 - max(near.left, 0)
         if found:
             asked = search.search_request(spec)
             own = asked.chip.name, asked.topology.chips * asked.pods
@@ -328,7 +326,7 @@ def _other_batches(near: _Nearby) -> Iterator[Suggestion]:
 
 
 def nearest_batches(spec: Spec) -> list[Suggestion]:
-    near = _Nearby(spec, {}, lacks_memory=False, budget=_Budget())
+    near = _Nearby(spec, {}, lacks_memory=False)
     found = {suggestion.sequences: suggestion for suggestion in _other_batches(near)}
     return [found[sequences] for sequences in sorted(found)]
 

@@ -255,7 +255,9 @@ def _candidates(spec: Spec, wanted: OfferRequest) -> Iterator[_Candidate]:
                 change[nearest_specs.MESH] = "auto"  # a requested mesh was for others
             other = nearest_specs.changed(spec, change)
             price = wanted.dollars_per_chip_hour.get(name)
-            if price is not None and price != forecast.price_of(chip, other.resources):
+            if price is not None and price != forecast.price_of(
+                chip, other.resources.dollars_per_chip_hour
+            ):
                 change[nearest_specs.PRICE] = price
                 other = nearest_specs.changed(spec, change)
             request, experiment = search.search_request(other), other.experiment

@@ -76,7 +76,7 @@ def learn(runs: Sequence[Measured]) -> OwnConstants:
     """Return what runs of one trainer on one kind of chip teach, each plan with its own work."""
     first = runs[0][1]
     published = _published(first)
-    own = _fit(runs, published)
+    efficiency, spread = _fit(runs, published)
     rows = []
     for i, (run, plan, measured_s, traced) in enumerate(runs):
         others = [each for j, each in enumerate(runs) if j != i]
@@ -92,7 +92,6 @@ def learn(runs: Sequence[Measured]) -> OwnConstants:
                 traced=traced,
             )
         )
-    efficiency, spread = own
     return OwnConstants(
         chip=first.chip,
         compute=first.precision.compute,

@@ -17,6 +17,7 @@ from orchestrator.network.mesh_axes import (
     ICI_AXES,
     OPTIONAL_AXES,
     in_use,
+    link_of,
 )
 from orchestrator.network.rematerialization import AUTO
 from orchestrator.planning import flops, nearest_specs, plan_warnings, search
@@ -212,40 +213,31 @@ def _axes_and_groups(
 ) -> tuple[tuple[values.MeshAxis, ...], dict[str, values.DeviceGroup]]:
     """Return mesh axes, outermost first, and groups of several devices, with their torus axes."""
     factors, moe = search.factors_of(choice)[0], layout.model.moe
-    between = [
-        values.MeshAxis(name=axis, size=size, link="dcn", spans=())
-        for axis, size in ((axis, layout.mesh[axis]) for axis in DCN_AXES)
-    ]
-    inside = [
-        values.MeshAxis(name=axis, size=choice.mesh[axis], link="ici",
-                 spans=spans_of(request.torus, factors, (axis,)))
-        for axis in ICI_AXES
-    ]  # fmt: skip
+
+    def spans(axes: tuple[str, ...]) -> tuple[values.TorusSpan, ...]:
+        return spans_of(request.torus, factors, axes) if link_of(axes) == "ici" else ()
+
+    axes = tuple(
+        values.MeshAxis(name=axis, size=size, link=link_of((axis,)), spans=spans((axis,)))
+        for axis, size in ((axis, layout.mesh[axis]) for axis in (*DCN_AXES, *ICI_AXES))
+        if size > 1 or axis not in OPTIONAL_AXES
+    )
     groups = {
         name: values.DeviceGroup(
-            axes=in_use(axes, choice.mesh),
-            size=prod(choice.mesh[axis] for axis in axes),
-            link="ici",
-            spans=spans_of(request.torus, factors, axes),
+            axes=in_use(joined, layout.mesh),
+            size=int(layout.devices_along(joined)),
+            link=link_of(joined),
+            spans=spans(joined),
             bytes_per_s=layout.links.bytes_per_s(name),
         )
-        for name, axes in GROUPS.items()
+        for name, joined in (GROUPS | DCN_GROUPS).items()
     }
-    for name, axes in DCN_GROUPS.items():
-        groups[name] = values.DeviceGroup(
-            axes=in_use(axes, layout.mesh), size=int(layout.devices_along(axes)), link="dcn",
-            spans=(), bytes_per_s=layout.links.bytes_per_s(name),
-        )  # fmt: skip
     if moe is None:
         for name in ("expert", "experts", "expert_dcn", "experts_dcn"):
             del groups[name]
     if moe is None or not moe.biases:
         del groups["expert_replicas"]
-    joined_devices = {name: group for name, group in groups.items() if group.size > 1}
-    stated = [
-        each for each in (*between, *inside) if each.size > 1 or each.name not in OPTIONAL_AXES
-    ]
-    return tuple(stated), joined_devices
+    return axes, {name: group for name, group in groups.items() if group.size > 1}
 
 
 def _compiler_options(

@@ -15,6 +15,7 @@ from orchestrator.planning.feasibility import sizes_by_name
 from orchestrator.planning.forecast import efficiency_of
 from orchestrator.planning.layout import Training
 from orchestrator.planning.search import Candidates, Choice, SearchRequest, layout_of_rows
+from orchestrator.planning.step_work import step_work
 from orchestrator.planning.time import step_time, time_lines
 from orchestrator.planning.torus import Bools, Floats, Ints, axis_sizes, distinct
 from orchestrator.values.plan import Plan
@@ -154,7 +155,7 @@ def expected_s_of(layout: Training) -> Floats:
     if isinstance(known, GpuEfficiency):
         seconds = gpu_expected.expected_s(layout, lines, time, known)
     else:
-        seconds = expected_s(layout, lines, time, known)
+        seconds = expected_s(step_work(layout, lines), time, known)
     return np.asarray(seconds / (layout.sequences * layout.length))
 
 

@@ -81,11 +81,11 @@ class _PolicyArray:
 
 
 def policy_array(policies: Sequence[rematerialization.Policy], model: Model) -> _PolicyArray:
-    def numbers(tensor: str) -> list[int]:
-        return [_TREATMENTS.index(each.treatment(tensor)) for each in policies]
-
-    names = [tensor.name for tensor in decoder(model).tensors]
-    return _PolicyArray({name: np.array(numbers(name), np.int8) for name in names})
+    treated = {}
+    for name in (tensor.name for tensor in decoder(model).tensors):
+        numbers = [_TREATMENTS.index(each.treatment(name)) for each in policies]
+        treated[name] = np.array(numbers, np.int8)
+    return _PolicyArray(treated)
 
 
 def searched_policies(chip: Chip, experiment: Experiment) -> tuple[rematerialization.Policy, ...]:
@@ -328,15 +328,14 @@ def every_mesh(request: SearchRequest) -> tuple[Ints, Ints, int]:
     most_replicas = max(batch_range(batch)[1] // int(least), 1)
     inside = placements(request.torus, experiment.model, batch.length, request.mesh, most_replicas)
     place, row = (each.reshape(-1) for each in np.indices((len(inside), len(between))))
+    sizes = np.concatenate([axis_sizes(inside)[place], between[row]], axis=1)
     if len(between) > 1:
         rules = model_rules(experiment.model, batch.length)
-        sizes = np.concatenate([axis_sizes(inside)[place], between[row]], axis=1)
         named = sizes_by_name(sizes)
         holds = realizable(rules, request.mesh, named)
         if request.mesh.data is None:  # with several domains, replicas lie apart
             holds &= named["data"] == 1
-        place, row = place[holds], row[holds]
-    sizes = np.concatenate([axis_sizes(inside)[place], between[row]], axis=1)
+        place, sizes = place[holds], sizes[holds]
     return inside[place], sizes, len(between)
 
 
@@ -430,28 +429,21 @@ def _price(
     of `meshes` has the sizes of all axes and the batch.
     """
     columns = _Columns(request, factors, meshes)
-    if request.torus.switched and request.pods > 1:
-        return _priced_near(columns, margin)
-    # Priced in parts of about a size, all columns of a key in the same part.
-    cell = columns.cell
-    starts = np.searchsorted(cell, cell[:: max(_CELLS // len(columns.policies), 1)]).tolist()
-    ends = pairwise(sorted({*starts, len(cell)}))
-    parts = [slice(*pair) for pair in ends] or [slice(0, 0)]
-    found, least = zip(*(columns.fastest(part, margin) for part in parts), strict=True)
-    least_hbm, least_host = map(min, zip(*least, strict=True))
-    return columns.priced(found), (least_hbm, least_host)
-
-
-def _priced_near(columns: _Columns, margin: float) -> tuple[Candidates, LeastMemory]:
-    """Price what may be near the best: over many nodes there are too many ways for all policies.
-    None is faster than without what a policy costs: in the order of that bound, ways are priced
-    until none is near the best.
-    """
-    # In a switched domain a mesh has one placement.
-    row_of_key = np.unique(columns.key_of_row, return_index=True)[1]
-    links = find_links(columns.request.torus, columns.factors[row_of_key])
-    room = columns.request.chip.hbm_usable_bytes.value * (1 - margin)
     key, cell = columns.key, columns.cell
+    if not request.torus.switched or request.pods == 1:
+        # Priced in parts of about a size, all columns of a key in the same part.
+        starts = np.searchsorted(cell, cell[:: max(_CELLS // len(columns.policies), 1)]).tolist()
+        ends = pairwise(sorted({*starts, len(cell)}))
+        parts = [slice(*pair) for pair in ends] or [slice(0, 0)]
+        found, least = zip(*(columns.fastest(part, margin) for part in parts), strict=True)
+        least_hbm, least_host = map(min, zip(*least, strict=True))
+        return columns.priced(found), (least_hbm, least_host)
+    # Over many nodes there are too many ways for all policies. None is faster than without what a
+    # policy costs: in the order of that bound, ways are priced until none is near the best. In a
+    # switched domain a mesh has one placement.
+    row_of_key = np.unique(columns.key_of_row, return_index=True)[1]
+    links = find_links(request.torus, factors[row_of_key])
+    room = request.chip.hbm_usable_bytes.value * (1 - margin)
     bounds, peaks = np.full(cell[-1:].sum() + 1, np.inf), np.full(len(key), np.inf)
     for begin in range(0, len(key), _COLUMNS_AT_ONCE):
         part = np.arange(begin, min(begin + _COLUMNS_AT_ONCE, len(key)))

@@ -5,7 +5,6 @@ the operations between matmuls, with collectives sorted by what can hide them.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 
 import numpy as np
 
@@ -129,6 +128,11 @@ class StepWork(Value):
 
 def step_work(layout: Training, lines: list[LedgerLine]) -> StepWork:
     """The lines of a ledger by kind, with the passes that it leaves out."""
+    # How often slices wait for each other: once a layer, or once a step where gradients accumulate.
+    # Slices that share weights wait in each layer of each microbatch.
+    layers = layout.network.layers * layout.stage_share
+    by_layer = (layout.devices_along(SHARED_OVER_DCN) > 1) | (layout.microbatches == 1)
+    each = np.where(by_layer, layers * layout.weight_passes, 1)
     lines = [line for line in lines if line.kind != "pipeline_bubble"]
     attention_s = _total(line.value for line in lines if line.kind in ATTENTION_LINES)
     links = [line for line in lines if line.resource not in _ALONE]
@@ -153,8 +157,8 @@ def step_work(layout: Training, lines: list[LedgerLine]) -> StepWork:
         serial_s=_total(
             _reached_s(line, line.value if line.kind in _WHOLE else line.serial_s) for line in links
         ),
-        reductions=_reductions(layout),
-        reductions_by_layer=layout.network.layers * layout.stage_share * crosses(layout),
+        reductions=each * crosses(layout),
+        reductions_by_layer=layers * crosses(layout),
         slices=layout.devices_along(DCN_AXES),
         bubble=layout.bubble,
     )
@@ -235,8 +239,8 @@ def quantization_bytes(layout: Training) -> Number:
                 part.result if isinstance(part, description.Attention) else part.inputs[-1].output
             )
             rows = layout.buffer_of_token if isinstance(part, description.Mixture) else 1
-            streams, made = rows * layout.model.d_model, _width(layout, between)
-            results = sum(_width(layout, matmul.output) for matmul in part.inputs)
+            streams, made = rows * layout.model.d_model, layout.elements(between)
+            results = sum(layout.elements(matmul.output) for matmul in part.inputs)
             again = layout.remat.share(part.inputs[-1].output.name, "recompute")
             total = total + (1 + again) * streams + made + results + streams
         return total
@@ -279,7 +283,7 @@ def _touched_elements(layout: Training, block: description.Block) -> Number:
     inside = _NORM_TOUCHES * (attention.query_norm is not None)
     rotated = (turned + inside) * query.dimensions[-1].size * heads
     if attention.value_norm is not None:
-        rotated += _NORM_TOUCHES * _width(layout, attention.whole[-1])
+        rotated += _NORM_TOUCHES * layout.elements(attention.whole[-1])
     return sum(
         (FORWARD_AND_BACKWARD + layout.remat.share(repeated.name, "recompute")) * elements
         for elements, repeated in (
@@ -292,21 +296,7 @@ def _touched_elements(layout: Training, block: description.Block) -> Number:
 
 def _hidden_elements(layout: Layout, mlp: description.MLP) -> Number:
     """What the activation function of an MLP reads and writes."""
-    return (len(mlp.inputs) + 1) * _width(layout, mlp.inputs[-1].output)
-
-
-def _width(layout: Layout, tensor: description.Tensor) -> Number:
-    return prod(layout.size(dimension) for dimension in tensor.dimensions)
-
-
-def _reductions(layout: Training) -> Number:
-    """How often slices wait for each other: once a layer, or once a step where gradients
-    accumulate. Slices that share weights wait in each layer of each microbatch.
-    """
-    shared = layout.devices_along(SHARED_OVER_DCN) > 1
-    by_layer = shared | (layout.microbatches == 1)
-    each = np.where(by_layer, layout.network.layers * layout.stage_share * layout.weight_passes, 1)
-    return each * crosses(layout)
+    return (len(mlp.inputs) + 1) * layout.elements(mlp.inputs[-1].output)
 
 
 def crosses(layout: Training) -> Number:

@@ -3,19 +3,20 @@ perfect overlap, the busiest resource plus what no matmul can hide; no run is fa
 `unoverlapped`: the sum of all lines, still at peak rates; real runs can be slower.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from orchestrator.catalog.chips import Chip, Quantity
 from orchestrator.errors import SpecError, UnknownName
-from orchestrator.network.mesh_axes import DCN_GROUPS, link_of
+from orchestrator.network.mesh_axes import DCN_GROUPS, EXPERT_EXCHANGES, link_of
 from orchestrator.planning import flops
 from orchestrator.planning.collectives import ALL_TO_ALL, ENDS, exchanges
 from orchestrator.planning.layout import Layout, Number, Training
 from orchestrator.planning.memory import ACCUMULATION_BYTES, activation_bytes
 from orchestrator.planning.torus import HOP_SOURCE
-from orchestrator.values.plan import LedgerLine, LineKind
+from orchestrator.values.plan import ATTENTION_LINES, LedgerLine, LineKind
 
 
 def peak(chip: Chip, dtype: str) -> Quantity:
@@ -53,7 +54,26 @@ def time_lines(layout: Training) -> list[LedgerLine]:
                 serial_s=exchange.serial_bytes / rate,
             )
         )
-    lines += _bubble_lines(layout, lines)
+    if np.any(layout.stages > 1):
+        # What each resource of a stage waits at the ends of a step, as if it were the only one.
+        by_layer, busy = 1 - layout.gathers_once, dict[str, Number]()
+        for line in lines:
+            share = by_layer if line.kind in IN_TICKS_IF_GATHERED else line.kind in IN_TICKS
+            _add(busy, line, share * line.value)
+        lines += [
+            LedgerLine(
+                kind="pipeline_bubble",
+                name=f"bubble of {_BUBBLE_NAMES.get(name, name)}",
+                value=layout.bubble * seconds,
+                unit="s",
+                formula="passes x (stages - 1) / (microbatches x chunks)",
+                inputs={"passes": seconds, "stages": layout.stages,
+                        "microbatches": layout.microbatches, "chunks": layout.chunks},
+                resource=name,
+            )
+            for name, seconds in busy.items()
+            if np.any(seconds)
+        ]  # fmt: skip
     hops = [
         LedgerLine(
             kind="latency",
@@ -70,39 +90,17 @@ def time_lines(layout: Training) -> list[LedgerLine]:
     return lines + hops
 
 
+# What multiplies in the compute type.
+NARROW_LINES: tuple[LineKind, ...] = (
+    "matmul", "copied_heads", "expert_padding", "expert_imbalance", "matmul_recompute",
+)  # fmt: skip
 # Lines of a pipeline's passes, in each tick; words and losses are made once a microbatch. A program
 # does them also in ticks in which a stage has no work: the ledger has the seconds as the bubble.
 IN_TICKS: tuple[LineKind, ...] = (
-    "matmul", "copied_heads", "expert_padding", "expert_imbalance", "matmul_recompute", "attention",
-    "attention_recompute", "activation_traffic", "activation_gather", "activation_scatter",
-    "kv_gather", "kv_scatter", "expert_exchange", "expert_gather", "expert_scatter",
+    *NARROW_LINES, *ATTENTION_LINES, "activation_traffic", "activation_gather",
+    "activation_scatter", "kv_gather", "kv_scatter", *EXPERT_EXCHANGES,
 )  # fmt: skip
 IN_TICKS_IF_GATHERED: tuple[LineKind, ...] = ("weight_gather", "gradient_scatter")
-
-
-def _bubble_lines(layout: Training, lines: list[LedgerLine]) -> list[LedgerLine]:
-    """What each resource of a stage waits at the ends of a step, as if it were the only one."""
-    if not np.any(layout.stages > 1):
-        return []
-    by_layer, busy = 1 - layout.gathers_once, dict[str, Number]()
-    for line in lines:
-        share = by_layer if line.kind in IN_TICKS_IF_GATHERED else line.kind in IN_TICKS
-        name = line.resource or ""
-        busy[name] = busy.get(name, 0.0) + share * line.value
-    return [
-        LedgerLine(
-            kind="pipeline_bubble",
-            name=f"bubble of {_BUBBLE_NAMES.get(name, name)}",
-            value=layout.bubble * seconds,
-            unit="s",
-            formula="passes x (stages - 1) / (microbatches x chunks)",
-            inputs={"passes": seconds, "stages": layout.stages,
-                    "microbatches": layout.microbatches, "chunks": layout.chunks},
-            resource=name,
-        )
-        for name, seconds in busy.items()
-        if np.any(seconds)
-    ]  # fmt: skip
 
 
 _BUBBLE_NAMES = {"mxu": "matmuls", "hbm": "memory traffic"}
@@ -114,9 +112,6 @@ def activation_peak(layout: Layout) -> float:
 
 # fp32 reads of each gradient: Adafactor needs its means before it can scale it.
 _GRADIENT_READS = {"adamw": 1, "adafactor": 2, "muon": 1}
-# What multiplies in the compute type.
-_OF_BLOCKS: tuple[LineKind, ...] = ("matmul", "copied_heads", "expert_padding", "expert_imbalance",
-                                  "matmul_recompute")  # fmt: skip
 
 
 def math_lines(layout: Training) -> list[LedgerLine]:
@@ -125,7 +120,7 @@ def math_lines(layout: Training) -> list[LedgerLine]:
     wide = peak(layout.chip, layout.activation_type)
 
     def line(kind: LineKind, name: str, formula: str, count: Number) -> LedgerLine:
-        rate = narrow if kind in _OF_BLOCKS else wide
+        rate = narrow if kind in NARROW_LINES else wide
         return rated_line(layout, kind, name, f"{formula} flops", "mxu", count, rate)
 
     passes = 1 + flops.BACKWARD_OVER_FORWARD
@@ -223,6 +218,29 @@ def rated_line(
 def matmul_line(layout: Layout, name: str, formula: str, count: Number) -> LedgerLine:
     rate = peak(layout.chip, layout.precision.compute)
     return rated_line(layout, "matmul", name, formula, "mxu", count, rate)
+
+
+def ledger_of_parts(
+    parts: Mapping[LineKind, Number],
+    formulas: Mapping[LineKind, tuple[str, str, dict[str, Number]]],
+    lower_s: Number,
+    source: str,
+) -> tuple[LedgerLine, ...]:
+    """An expected step as a ledger that adds up to it, from the seconds of its parts and the name,
+    the formula and the numbers of each.
+    """
+    lines = []
+    for kind, seconds in parts.items():
+        if seconds > 0:
+            name, formula, inputs = formulas[kind]
+            lines.append(
+                LedgerLine(
+                    kind=kind, name=name, value=seconds, unit="s", formula=formula, inputs=inputs,
+                    sources=(source,),
+                )
+            )  # fmt: skip
+    total_s = sum(parts.values())
+    return (*lines, *([busiest_line(lower_s, total_s, source)] if total_s < lower_s else []))
 
 
 def busiest_line(lower_s: float, above_s: float, source: str) -> LedgerLine:

@@ -103,7 +103,7 @@ def _factorizations(length: int, parts: int) -> list[tuple[int, ...]]:
     ]
 
 
-def count_placements(slice_torus: Torus, axes: Sequence[str] = ICI_AXES) -> int:
+def count_placements(slice_torus: Torus, axes: Sequence[str]) -> int:
     return prod(len(factor_rows(axis.length, axes)) for axis in slice_torus.axes)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from math import inf
 
 from orchestrator import catalog
@@ -46,12 +47,35 @@ def serving_offers(spec: ServingSpec, request: OfferRequest) -> ServingOffers:
     """Return what one may rent: of each chip every slice of a power of two, as many as it takes."""
     days = request.by_days or _MONTH_DAYS
     budget = request.budget_dollars
-    prices = request.dollars_per_chip_hour
-    found = [
-        _offer(candidate, days, budget)
-        for name in request.chips
-        for candidate in _candidates(spec, name, prices.get(name))
-    ]
+    prices, found = request.dollars_per_chip_hour, []
+    for candidate in chain.from_iterable(
+        _candidates(spec, name, prices.get(name)) for name in request.chips
+    ):
+        resources, plan, why, dollars = candidate.resources, None, "", None
+        try:
+            plan = with_enough_replicas(candidate)
+        except SpecError as error:
+            why = error.message
+        if plan is not None and resources.dollars_per_chip_hour is None:
+            # The chip has no price of the kind that is asked for, but may have a list price.
+            forecast = replace(
+                plan.forecast, dollars_per_million_output_tokens=None, dollars_per_chip_hour=None
+            )
+            plan = replace(plan, forecast=forecast)
+        if plan is not None and plan.forecast.dollars_per_chip_hour is not None:
+            dollars = plan.chips * plan.forecast.dollars_per_chip_hour * days * DAY_S / HOUR_S
+        per_million = plan.forecast.dollars_per_million_output_tokens if plan else None
+        offer = ServingOffer(
+            chip=resources.chip,
+            topology=resources.topology,
+            replicas=plan.replicas if plan else 1,
+            dollars=dollars,
+            dollars_per_million_output_tokens=per_million.expected if per_million else None,
+            within_budget=budget is None or (dollars is not None and dollars <= budget),
+            plan=plan,
+            why=why,
+        )
+        found.append(offer)
 
     def cost(offer: ServingOffer) -> tuple[float, int, str]:
         by_rate = spec.serve.requests_per_s is not None
@@ -84,31 +108,3 @@ def _candidates(spec: ServingSpec, name: str, price: float | None) -> Iterator[S
             replicas=1, dollars_per_chip_hour=price, mesh=type(spec.resources.mesh)(),
         )  # fmt: skip
         yield replace(spec, serve=replace(spec.serve, engine=engine), resources=resources)
-
-
-def _offer(spec: ServingSpec, days: float, budget: float | None) -> ServingOffer:
-    plan, why = None, ""
-    try:
-        plan = with_enough_replicas(spec)
-    except SpecError as error:
-        why = error.message
-    dollars = None
-    if plan is not None and spec.resources.dollars_per_chip_hour is None:
-        # The chip has no price of the kind that is asked for, but may have a list price.
-        forecast = replace(
-            plan.forecast, dollars_per_million_output_tokens=None, dollars_per_chip_hour=None
-        )
-        plan = replace(plan, forecast=forecast)
-    if plan is not None and plan.forecast.dollars_per_chip_hour is not None:
-        dollars = plan.chips * plan.forecast.dollars_per_chip_hour * days * DAY_S / HOUR_S
-    cost = plan.forecast.dollars_per_million_output_tokens if plan else None
-    return ServingOffer(
-        chip=spec.resources.chip,
-        topology=spec.resources.topology,
-        replicas=plan.replicas if plan else 1,
-        dollars=dollars,
-        dollars_per_million_output_tokens=cost.expected if cost else None,
-        within_budget=budget is None or (dollars is not None and dollars <= budget),
-        plan=plan,
-        why=why,
-    )

@@ -5,7 +5,6 @@ to serve that a slice allows, each on its best placement.
 from dataclasses import replace
 from functools import cached_property
 from itertools import product
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -163,8 +162,7 @@ class Serving(Layout):
             if isinstance(attention, LatentAttention):  # the latent and the part of keys for RoPE
                 return seen * sum(m.output.width for m in attention.latents[-2:])
             return seen * sum(
-                tensor.width if whole else prod(map(self.size, tensor.dimensions))
-                for tensor in attention.whole
+                tensor.width if whole else self.elements(tensor) for tensor in attention.whole
             )
 
         return STORED_BYTES[self.kv_cache] * self.over_layers(of_block)
@@ -176,7 +174,7 @@ class Serving(Layout):
 
         def widest(block: Block) -> Number:
             parts = [
-                sum(prod(map(self.size, matmul.output.dimensions)) for matmul in parallel)
+                sum(self.elements(matmul.output) for matmul in parallel)
                 for part in block.sublayers
                 for parallel in part.parallel
             ]
@@ -192,9 +190,9 @@ class Serving(Layout):
     def hbm_bytes(self) -> float:
         return self.chip.hbm_usable_bytes.value
 
-    def room(self, chunk: Number, batch: Number = 0) -> Number:
+    def room(self, chunk: Number) -> Number:
         """Bytes of a device that weights and a step leave for the cache; at least zero."""
-        taken = self.weights_bytes + self.activation_bytes(chunk, batch)
+        taken = self.weights_bytes + self.activation_bytes(chunk, 0)
         return np.maximum(self.hbm_bytes - taken, 0.0)
 
     def most_requests(self, chunk: Number, context: Number) -> Number:
@@ -230,10 +228,7 @@ class Serving(Layout):
             attention, window = block.attention, block.attention.scores.window
             seen = work.positions if window is None else np.minimum(work.positions, window)
             seen = seen + work.together
-            width: Number = sum(
-                prod(map(self.size, tensor.dimensions))
-                for tensor in (attention.queries, attention.result)
-            )
+            width: Number = self.elements(attention.queries) + self.elements(attention.result)
             if isinstance(attention, LatentAttention):
                 latent, rope = (m.output.width for m in attention.latents[-2:])
                 heads = self.size(attention.queries.dimensions[0])

@@ -1,8 +1,8 @@
 """Serving spec to ServingPlan: the best layout of a slice with as many requests as wishes allow."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate
+from itertools import accumulate, compress
 from math import ceil, exp, floor, log10
 from typing import Any
 
@@ -13,6 +13,7 @@ from orchestrator.catalog.serving import ServingConstants, constants_of
 from orchestrator.errors import SpecError
 from orchestrator.formatting import HOUR_S, counted, in_memory, seconds
 from orchestrator.network.decoder import decoder
+from orchestrator.planning.forecast import price_of
 from orchestrator.planning.layout import Number
 from orchestrator.planning.torus import Floats
 from orchestrator.serving import load, step
@@ -82,18 +83,6 @@ def mix_of(serve: Serve) -> step.Mix:
     return step.Mix(prompt, output, prompt + squares / output / 2, positions, float(serve.chunk))
 
 
-def _at_percentile(lengths: Sequence[LengthShare], percentile: float) -> int:
-    """Return the length that so many percent of requests do not exceed."""
-    ordered = sorted(lengths, key=lambda length: length.tokens)
-    shares = accumulate(length.share for length in ordered)
-    found = (
-        length.tokens
-        for length, share in zip(ordered, shares, strict=True)
-        if share >= percentile / 100 - 1e-9
-    )
-    return next(found, ordered[-1].tokens)
-
-
 @dataclass(frozen=True)
 class _Points:
     """What layouts (rows) do with numbers of requests in work (columns), with an engine."""
@@ -121,8 +110,12 @@ def _points(layout: Serving, batch: Number, serve: Serve, engine: ServingConstan
     decoded, chunked = step.mix_work(layout, batch, mix)
     found = step.rates(decoded, chunked, mix.chunks, engine)
     ttft, tpot = serve.ttft or ANY_WISH, serve.tpot or ANY_WISH
-    # TTFT is that of a prompt at its percentile, with the attention and the steps of its own.
-    length = float(_at_percentile(serve.prompt, ttft.percentile))
+    # TTFT is that of a prompt at its percentile, with the attention and the steps of its own: of a
+    # length that so many percent of requests do not exceed.
+    ordered = sorted(serve.prompt, key=lambda length: length.tokens)
+    shares = accumulate(part.share for part in ordered)
+    enough = (share >= ttft.percentile / 100 - 1e-9 for share in shares)
+    length = float(next(compress(ordered, enough), ordered[-1]).tokens)
     own = mix._replace(prompt=length, positions=length)
     prompt = step.mix_work(layout, batch, own)[1]
     own_s = (
@@ -242,15 +235,41 @@ def make_serving_plan(spec: ServingSpec, *, advise: bool = True) -> ServingPlan:
     at a given rate of requests, the one with the least time between tokens.
     """
     found = searched(spec, advise=advise)
-    met = found.fits & (found.excess <= 1)
-    if not met.any():
-        raise NotServed(_unmet_text(found))
-    points = found.points
-    worth = points.output_tokens_per_s
-    if spec.serve.requests_per_s is not None:
-        worth = 1 / points.tpot_s
-    place = np.unravel_index(np.argmax(np.where(met, worth, 0.0)), met.shape)
-    return _write(found, (int(place[0]), int(place[1])))
+    serve, points, excess = spec.serve, found.points, found.excess
+    met = found.fits & (excess <= 1)
+    if met.any():
+        worth = points.output_tokens_per_s
+        if serve.requests_per_s is not None:
+            worth = 1 / points.tpot_s
+        place = np.unravel_index(np.argmax(np.where(met, worth, 0.0)), met.shape)
+        return _write(found, (int(place[0]), int(place[1])))
+    # Which wishes are missed, and the nearest wishes that are met, planned themselves.
+    excess = np.where(found.fits, excess, np.inf)
+    place = np.unravel_index(int(np.argmin(excess)), excess.shape)
+    reached = {"ttft": points.ttft_s[place], "tpot": points.tpot_s[place]}
+    wishes: dict[str, Any] = {}
+    said, options = [], []
+    for name, time_s in reached.items():
+        wish: Wish | None = getattr(serve, name)
+        if wish is not None and time_s > wish.time:
+            # Next number of milliseconds with two digits.
+            value = float(time_s)
+            digits = 10.0 ** (floor(log10(value * 1000)) - 1)
+            time = ceil(value * 1000 / digits * (1 - 1e-12)) * digits / 1000
+            wishes[name] = replace(wish, time=time)
+            said.append(
+                f"serve.{name}: {seconds(wish.time)} at p{wish.percentile:g} is met by no"
+                f" layout of {_slice_text(spec)}; the nearest has {seconds(value)},"
+                f" with {counted(round(float(points.batch[place])), 'request')} in work"
+            )
+            written = f"{time:.12g}s" if time >= 1 else f"{1000 * time:.12g}ms"
+            options.append(f"--set serve.{name}.time={written}")
+    made = make_serving_plan(replace(spec, serve=replace(serve, **wishes)))
+    rate = made.forecast.output_tokens_per_s.expected
+    raise NotServed(
+        f"{'; '.join(said)}. Nearest that is met: {' '.join(options)}, with {rate:,.0f} output"
+        " tokens/s"
+    )
 
 
 def _write(found: _Searched, place: tuple[int, int]) -> ServingPlan:
@@ -288,7 +307,9 @@ def _forecast(
     decoded, chunked = step.mix_work(layout, batch, mix)
     bound_s = step.as_float(step.bound_tpot_s(decoded, chunked, mix.chunks * batch / mix.output))
     copies = replicas * step.as_int(layout.mesh["data"])
-    rate = _rate(copies * batch / bound_s, replicas * point["output_tokens_per_s"], engine.spread)
+    most, expected = copies * batch / bound_s, replicas * point["output_tokens_per_s"]
+    low, high = expected * exp(-engine.spread), min(expected * exp(engine.spread), most)
+    rate = ServingEstimate(lower=most, expected=expected, low=low, high=high)
     if serve.requests_per_s is not None:
         # All requests are answered, unless the engine is slower than expected by too much.
         room = found.most[place[0] : place[0] + 1]
@@ -296,9 +317,7 @@ def _forecast(
         asked, most = serve.requests_per_s * mix.output, replicas * float(all_at_once.max())
         low = min(asked, most * exp(-engine.spread))
         rate = ServingEstimate(lower=asked, expected=asked, low=low, high=asked)
-    price = spec.resources.dollars_per_chip_hour
-    if price is None and layout.chip.dollars_per_hour:
-        price = layout.chip.dollars_per_hour.value
+    price = price_of(layout.chip, spec.resources.dollars_per_chip_hour)
     dollars = None
     if price is not None:
         per_token = price * chips / HOUR_S * 1e6
@@ -334,11 +353,6 @@ def _forecast(
 def _time(lower: float, expected: float, spread: float) -> ServingEstimate:
     low = max(expected * exp(-spread), lower)
     return ServingEstimate(lower=lower, expected=expected, low=low, high=expected * exp(spread))
-
-
-def _rate(most: float, expected: float, spread: float) -> ServingEstimate:
-    high = min(expected * exp(spread), most)
-    return ServingEstimate(lower=most, expected=expected, low=expected * exp(-spread), high=high)
 
 
 def _scaled(estimate: ServingEstimate, by: float) -> ServingEstimate:
@@ -464,37 +478,6 @@ def _more_replicas_text(spec: ServingSpec, most: float) -> str:
     share = made.forecast.batch / made.forecast.max_batch
     return (
         f". Nearest: --set resources.replicas={made.replicas}, with {share:.0%} of the room in use"
-    )
-
-
-def _unmet_text(found: _Searched) -> str:
-    """Which wishes are missed, and the nearest wishes that are met, planned themselves."""
-    spec, serve, points = found.spec, found.spec.serve, found.points
-    excess = np.where(found.fits, found.excess, np.inf)
-    place = np.unravel_index(int(np.argmin(excess)), excess.shape)
-    reached = {"ttft": points.ttft_s[place], "tpot": points.tpot_s[place]}
-    wishes: dict[str, Any] = {}
-    said, options = [], []
-    for name, time_s in reached.items():
-        wish: Wish | None = getattr(serve, name)
-        if wish is not None and time_s > wish.time:
-            # Next number of milliseconds with two digits.
-            value = float(time_s)
-            digits = 10.0 ** (floor(log10(value * 1000)) - 1)
-            time = ceil(value * 1000 / digits * (1 - 1e-12)) * digits / 1000
-            wishes[name] = replace(wish, time=time)
-            said.append(
-                f"serve.{name}: {seconds(wish.time)} at p{wish.percentile:g} is met by no"
-                f" layout of {_slice_text(spec)}; the nearest has {seconds(float(time_s))},"
-                f" with {counted(round(float(points.batch[place])), 'request')} in work"
-            )
-            written = f"{time:.12g}s" if time >= 1 else f"{1000 * time:.12g}ms"
-            options.append(f"--set serve.{name}.time={written}")
-    made = make_serving_plan(replace(spec, serve=replace(serve, **wishes)))
-    rate = made.forecast.output_tokens_per_s.expected
-    return (
-        f"{'; '.join(said)}. Nearest that is met: {' '.join(options)}, with {rate:,.0f} output"
-        " tokens/s"
     )
 
 

@@ -73,31 +73,26 @@ def served_programs(plan: ServingPlan) -> tuple[ServedProgram, ServedProgram]:
 
 def _forecast(layout: Serving, work: Pass, cache: float) -> ProgramForecast:
     seconds, lines = work_of(layout, work), [*_lines(layout, work)]
-    memory = [*_memory(layout, work, cache)]
+    activations = as_float(layout.activation_bytes(work.tokens, work.logits))
+    sizes: tuple[tuple[plans.LineKind, str, float], ...] = (
+        ("parameters", "weights", as_float(layout.weights_bytes)),
+        ("kv_cache", "KV cache", cache),
+        ("working_activations", "activations", activations),
+    )
+    memory = tuple(
+        plans.LedgerLine(kind=kind, name=name, value=size, unit="bytes", formula=name, inputs={})
+        for kind, name, size in sizes
+    )
     taken = sum(line.value for line in memory)
     return ProgramForecast(
         memory_bytes_per_device=taken,
         hbm_bytes_per_device=layout.hbm_bytes,
-        memory=(plans.MemoryPhase(name="pass", lines=tuple(memory), bytes=taken),),
+        memory=(plans.MemoryPhase(name="pass", lines=memory, bytes=taken),),
         time=tuple(lines),
         step_s=plans.Estimate(
             lower=as_float(lower_s(seconds)), unoverlapped=sum(line.value for line in lines)
         ),
     )
-
-
-def _memory(layout: Serving, work: Pass, cache: float) -> Iterator[plans.LedgerLine]:
-    sizes: dict[str, tuple[plans.LineKind, float]] = {
-        "weights": ("parameters", as_float(layout.weights_bytes)),
-        "KV cache": ("kv_cache", cache),
-        "activations": (
-            "working_activations", as_float(layout.activation_bytes(work.tokens, work.logits)),
-        ),
-    }  # fmt: skip
-    for name, (kind, size) in sizes.items():
-        yield plans.LedgerLine(
-            kind=kind, name=name, value=size, unit="bytes", formula=name, inputs={}
-        )
 
 
 def _lines(layout: Serving, work: Pass) -> Iterator[plans.LedgerLine]:

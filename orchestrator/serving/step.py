@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from orchestrator.planning.layout import Number
+from orchestrator.planning.step_work import hbm_rate
 from orchestrator.serving.layout import Pass, Serving, decode, prefill
 from orchestrator.values.plan import LedgerLine, LineKind
 from orchestrator.values.serving import EngineConstants, ServingMemory, StoredType
@@ -45,10 +46,6 @@ def product_rate(layout: Serving, stored: StoredType) -> float:
     peaks = layout.chip.peak_flops_per_s
     rate = next(peaks[name].value for name in _PRODUCTS[stored] if name in peaks)
     return rate / layout.chip.devices
-
-
-def hbm_rate(layout: Serving) -> float:
-    return layout.chip.hbm_bytes_per_s.value / layout.chip.devices
 
 
 def work_of(layout: Serving, work: Pass) -> PassWork:

@@ -15,6 +15,7 @@ from orchestrator.evidence.explain.formula import (
     Worksheet,
 )
 from orchestrator.formatting import HOUR_S
+from orchestrator.planning.step_work import hbm_rate
 from orchestrator.serving import step
 from orchestrator.serving.layout import STORED_BYTES, Serving, decode, prefill
 from orchestrator.serving.planner import layout_of, mix_of
@@ -127,7 +128,7 @@ def _inputs(spec: ServingSpec, plan: ServingPlan, layout: Serving) -> Iterator[I
     yield given("A", layout.attention_flops(work), "FLOPs of attention in a decoding step")
     yield given("A_chunk", layout.attention_flops(chunk), "FLOPs of attention in a chunk")
     memory, peak = chip.hbm_bytes_per_s, chip.peak_flops_per_s["bf16"]
-    yield given("W", step.hbm_rate(layout), "bytes per second of a device's HBM", memory.source)
+    yield given("W", hbm_rate(layout), "bytes per second of a device's HBM", memory.source)
     yield given(
         "C", step.product_rate(layout, layout.weights), "FLOP/s of products with weights",
         peak.source,

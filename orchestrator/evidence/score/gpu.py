@@ -392,9 +392,7 @@ def with_catalog_constants(path: Path | None = None) -> GpuScore:
             left_out.append(SkippedRow(id=run.id, reason=why))
         else:
             rows.append(_scored(run, known, baseline_s(run)))
-    found = {row.id for row in rows}
-    scored = [run for run in runs if run.id in found]
-    return _score(rows, left_out, scored, "learned on the project's own file")
+    return _score(rows, left_out, runs, "learned on the project's own file")
 
 
 def cross_validated(
@@ -424,14 +422,32 @@ def cross_validated(
             rows.append(_scored(run, replace(known, spread=spread), baselines[name](run)))
     order = {run.id: i for i, run in enumerate(runs)}
     rows.sort(key=lambda row: order[row.id])
-    found, held_out = {row.id for row in rows}, "software" if key is by_software else "document"
-    scored = [run for run in runs if run.id in found]
-    return _score(rows, skipped, scored, f"without each {held_out} in turn")
+    held_out = "software" if key is by_software else "document"
+    return _score(rows, skipped, runs, f"without each {held_out} in turn")
 
 
 def _score(
     rows: list[GpuScoredRow], skipped: list[SkippedRow], runs: list[GpuRun], learned_on: str
 ) -> GpuScore:
+    """Return the score; `rows` are in the order of `runs`, of which some were left out."""
+    # The speed that each GPU keeps on more nodes, for jobs that differ in dp and batch.
+    first: dict[tuple[object, ...], tuple[GpuScoredRow, GpuRun]] = {}
+    found, retention = {row.id: row for row in rows}, []
+    for run in sorted((run for run in runs if run.id in found), key=lambda run: run.devices):
+        row, mesh = found[run.id], run.mesh
+        places = tuple(mesh[axis] for axis in ("tp", "cp", "pp", "interleave", "ep"))
+        source, kind = run.document.split()[0], run.job.rpartition(" ")[2]
+        same = (source, kind, run.chip, run.type, run.model, run.length, places, run.months)
+        least, base = first.setdefault(same, (row, run))
+        if run.devices != base.devices:
+            work = run.sequences / run.devices / (base.sequences / base.devices)
+            kept = Retention(
+                id=row.id,
+                slices=run.nodes,
+                measured=work * least.measured_step_s / row.measured_step_s,
+                expected=work * least.expected_step_s / row.expected_step_s,
+            )
+            retention.append(kept)
     new = [row for row in rows if row.chip != OLD]
     parts: dict[str, list[GpuScoredRow]] = {
         "all": rows,
@@ -458,33 +474,5 @@ def _score(
             for name, found in parts.items()
             if found
         ),
-        retention=tuple(_retention(rows, runs)),
+        retention=tuple(retention),
     )
-
-
-def _retention(rows: list[GpuScoredRow], runs: list[GpuRun]) -> Iterator[Retention]:
-    """Yield the speed that each GPU keeps on more nodes, for jobs that differ in dp and batch."""
-    first: dict[tuple[object, ...], tuple[GpuScoredRow, GpuRun]] = {}
-    both = sorted(zip(rows, runs, strict=True), key=lambda pair: pair[1].devices)
-    for row, run in both:
-        places = tuple(run.mesh[axis] for axis in ("tp", "cp", "pp", "interleave", "ep"))
-        same = (
-            run.document.split()[0],
-            run.job.rpartition(" ")[2],
-            run.chip,
-            run.type,
-            run.model,
-            run.length,
-            places,
-            run.months,
-        )
-        least, base = first.setdefault(same, (row, run))
-        if run.devices == base.devices:
-            continue
-        work = run.sequences / run.devices / (base.sequences / base.devices)
-        yield Retention(
-            id=row.id,
-            slices=run.nodes,
-            measured=work * least.measured_step_s / row.measured_step_s,
-            expected=work * least.expected_step_s / row.expected_step_s,
-        )

@@ -198,6 +198,11 @@ def _is_reference(sample: Sample) -> bool:
     return sample.run.software.name == REFERENCE
 
 
+def _weight(sample: Sample) -> float:
+    error = _FIT_ERROR if _is_reference(sample) else _OTHERS_FIT_ERROR
+    return 1 / (error * sample.measured_s)
+
+
 def _equations(samples: list[Sample], unknowns: dict[str, _Unknown]) -> tuple[Floats, Floats]:
     """Return a row per sample: its work by unknown and the rest of its time, over its error; then
     one per unknown, which holds it near its mean, its matrix unit, or its kernel.
@@ -205,9 +210,7 @@ def _equations(samples: list[Sample], unknowns: dict[str, _Unknown]) -> tuple[Fl
     column = {name: i for i, name in enumerate(unknowns)}
     rows, target = np.zeros((len(samples), len(column))), np.zeros(len(samples))
     for i, sample in enumerate(samples):
-        error = _FIT_ERROR if _is_reference(sample) else _OTHERS_FIT_ERROR
-        weight = 1 / (error * sample.measured_s)
-        by_unknown, given_s = _seconds_of(sample)
+        weight, (by_unknown, given_s) = _weight(sample), _seconds_of(sample)
         for name, seconds in by_unknown.items():
             if name in column:
                 rows[i, column[name]] = seconds * weight
@@ -398,8 +401,7 @@ def _fit_rest(samples: list[Sample], constants: _Constants) -> _Constants:
         others = 1 - sample.added_share(efficiency)
         rows[i] = [seconds.get(name, 0.0) / others for name in unknowns]
         priors_s = float(rows[i] @ [unknown.mean for unknown in unknowns.values()])
-        error = _FIT_ERROR if _is_reference(sample) else _OTHERS_FIT_ERROR
-        weight = 1 / (error * sample.measured_s)
+        weight = _weight(sample)
         rows[i] *= weight
         target[i] = (sample.measured_s - sample.expected_s(efficiency) + priors_s) * weight
     priors, means = _priors(unknowns)

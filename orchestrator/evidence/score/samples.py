@@ -387,7 +387,7 @@ class Sample(Value):
 
     def _steady_s(self, efficiency: Efficiency) -> float:
         own = _as_run(efficiency, self.run)
-        ours_s = float(pricing.expected_s(self.layout, self.lines, self.time, own, self.todo))
+        ours_s = float(pricing.expected_s(self.todo, self.time, own))
         others_s = self.bias_rows * efficiency.bias_row_s.value
         others_s += (efficiency.mask_products.value - 1) * self.masks_s / own.matmul.value
         return max(ours_s + others_s, self.lower_s)
@@ -421,9 +421,9 @@ class Sample(Value):
     def interval(self, efficiency: Efficiency) -> tuple[float, float]:
         """Return the interval of the steady step, wider by how unsure a whole run's overhead is."""
         own = _as_run(efficiency, self.run)
-        ours_s = float(pricing.expected_s(self.layout, self.lines, self.time, own, self.todo))
+        ours_s = float(pricing.expected_s(self.todo, self.time, own))
         steady_s, (_, unsure_s) = self._steady_s(efficiency), self._overhead_s(efficiency)
-        ends = pricing.interval(self.layout, self.lines, self.time, own, self.todo)
+        ends = pricing.interval(self.layout, self.todo, self.time, own)
         below, above = (hypot((end / ours_s - 1) * steady_s, unsure_s) for end in ends)
         expected, share = self.expected_s(efficiency), 1 - self.added_share(efficiency)
         return max(expected - below / share, self.lower_s), expected + above / share

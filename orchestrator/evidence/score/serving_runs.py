@@ -4,7 +4,7 @@ import csv
 import re
 from collections import Counter
 from functools import cache
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -198,7 +198,17 @@ def _run_of(name: str, row: Row) -> ServingRun:
     wanted, limit = row["concurrency_or_rate"], None
     concurrency = _number(wanted) or inf
     if "Poisson" in wanted:
-        limit = _limit_of(row)
+        # The limit of the time between tokens that the note has for the scenario of the row.
+        name_of = row["model"].lower()
+        part = "405b" if "405b" in name_of else "mixtral" if "mixtral" in name_of else "llama2"
+        tight = "tight" in wanted
+        kind = "interactive" if tight and part == "llama2" else "server"
+        stated = re.search(rf"{part}[^;]*?{kind} [\d.]+ s/(\d+) ms", note)
+        stated = stated or re.search(rf"{part}[^;]*? [\d.]+ s/(\d+) ms", note)
+        limit = float(stated[1]) / 1e3 if stated else inf
+        if limit == inf or (tight and kind != "interactive"):
+            text = "requests arrive as fast as limits allow, which its note does not state"
+            raise Unscorable(text)
     elif concurrency == inf and not re.search("inf|offline", wanted):
         raise Unscorable(f"concurrency_or_rate says {wanted!r}: no number of requests")
     room = as_float(layout.most_requests(STEP_TOKENS, prompt + output))
@@ -398,17 +408,3 @@ def _slices(chip_name: str, chips: int) -> list[str]:
     sizes = {text: catalog.topology(chip, text).chips for text in catalog.topologies(chip)[:200]}
     least = min((size for size in sizes.values() if size >= chips), default=0)
     return [text for text, size in sizes.items() if size == least]
-
-
-def _limit_of(row: Row) -> float:
-    """Return the limit of the time between tokens that the note of a row has for its scenario."""
-    tight = "tight" in row["concurrency_or_rate"]
-    note, model = row["note"], row["model"].lower()
-    part = r"405b" if "405b" in model else "mixtral" if "mixtral" in model else "llama2"
-    kind = "interactive" if tight and part == "llama2" else "server"
-    found = re.search(rf"{part}[^;]*?{kind} [\d.]+ s/(\d+) ms", note) or re.search(
-        rf"{part}[^;]*? [\d.]+ s/(\d+) ms", note
-    )
-    if not found or not isfinite(float(found[1])) or (tight and kind != "interactive"):
-        raise Unscorable("requests arrive as fast as limits allow, which its note does not state")
-    return float(found[1]) / 1e3
