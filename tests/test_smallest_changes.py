@@ -96,7 +96,7 @@ def test_a_mesh_axis_is_an_entry_with_its_collective(copy: Path) -> None:
     edit(copy, "network/mesh_axes.py", '    Parallelism("fsdp"', entry)
     edit(copy, "network/mesh_axes.py", '"fsdp"),\n    "length"', '"lane", ')
     edit(copy, "network/mesh_axes.py", '    "weights": ', '    "lane": ("lane",),\n')
-    line = '        _reduction(layout, "lane reduction", GROUPS["lane"], payload, whole),\n'
+    line = '        _reduction(layout, "lane reduction", GROUPS["lane"], payload, buckets),\n'
     edit(copy, "planning/collectives.py", '        _reduction(layout, "data scatter"', line)
     screen = planned(copy, "resources.mesh.lane=2")
     assert "lane 2 (y)" in screen
