@@ -91,6 +91,19 @@ def test_a_key_has_one_run(one_bucket: Bucket, bucket_server: BucketServer) -> N
     assert not [name for name in bucket_server.names() if "partial" in name]
 
 
+def test_who_waited_for_a_run_reads_it_at_once(
+    one_bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That its first event was not there a moment ago counts no more."""
+    monkeypatch.setattr(copies, "_FRESH_S", float("inf"))
+    folder = runs(one_bucket)
+    first = folder / "nightly" / "events" / "000001.json"
+    first.parent.mkdir(parents=True)
+    copies.refresh_file(first)
+    submitted = journal.create_run(folder, run_request(), "nightly")
+    assert submitted.journal.submission() == submitted.journal.state().submitted.submission
+
+
 def test_a_run_that_was_not_written_whole_is_none(
     bucket: Bucket, bucket_server: BucketServer
 ) -> None:

@@ -256,3 +256,6 @@ def publish(place: Place, prepared: Path, last: str) -> None:
     place.bucket.create((place / last).name, (prepared / last).read_bytes())
     prepared.rename(place.path) if not place.path.exists() else shutil.rmtree(prepared)
     forget(place.path)
+    for asked in list(_asked):  # who waited for the first file has just seen that it is not there
+        if asked.is_relative_to(place.path):
+            _asked.pop(asked, None)
