@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from orchestrator.show.proof_screen import search_screen
 from orchestrator.values.plan import Plan, program_digest
 from orchestrator.values.proof import Proof
 from orchestrator.values.spec import Spec
+from tests.clusters import eventually
 from tests.conftest import ROOT, RunOrch
 from tests.proofs import as_forecast
 from tests.schedules import schedule
@@ -174,7 +176,15 @@ def test_one_failure_ends_no_search_and_only_failures_do() -> None:
 def test_progress_tells_the_best_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "_parallel_jobs", lambda: 1)
     told: list[tuple[str, str]] = []
-    search_programs(load(SPEC), 3, lambda *words: told.append(words), compiles(by_tensor))
+    compile_plan, begun = compiles(by_tensor), count(1)
+
+    def in_turn(spec: Spec, plan: Plan) -> ProofResult:
+        """Each waits until all before it have been told."""
+        number = next(begun)
+        eventually(lambda: len(told) >= number, 60.0)
+        return compile_plan(spec, plan)
+
+    search_programs(load(SPEC), 3, lambda *words: told.append(words), in_turn)
     assert told[0] == ("0 of 3 plans, 1 at once", "")
     assert told[1][0] == "1 of 3 plans, 1 at once"
     assert told[1][1].startswith("best 7.34 s, about ")

@@ -153,10 +153,10 @@ class _Search:
     def run(self, contenders: Iterable[Contender]) -> None:
         waiting, self.stopped = list(contenders), False
         jobs = max(1, min(_parallel_jobs(), len(waiting)))
+        total = len(self.compared) + len(waiting)  # before the first can be done
         pool = ThreadPoolExecutor(jobs)
         started = [pool.submit(self._add, contender) for contender in waiting]
         try:
-            total = len(self.compared) + len(waiting)
             self._report(total, jobs)
             for done in as_completed(started):
                 done.result()
