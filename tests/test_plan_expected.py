@@ -454,7 +454,7 @@ MODELS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("specs", [25, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("specs", [15, pytest.param(200, marks=pytest.mark.slow)])
 def test_no_runner_up_is_surely_expected_to_be_faster(specs: int) -> None:
     """Of random specs; those that accumulate more gradients aside, whose gain no run shows."""
     dice, planned = random.Random(specs), 0

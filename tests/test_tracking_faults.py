@@ -64,7 +64,7 @@ KINDS: tuple[Trouble, ...] = ("lost", "dropped", "500")
 def test_any_request_may_be_lost_with_or_without_its_effect(
     storage: Path, capfd: pytest.CaptureFixture[str], kinds: int
 ) -> None:
-    """Whichever request fails, every fourth in one way or each in all: the next sync finishes it,
+    """Whichever request fails, every fifth in one way or each in all: the next sync finishes it,
     and leaves no ghost. None of them prints anything.
     """
     with served(storage) as server:
@@ -72,7 +72,7 @@ def test_any_request_may_be_lost_with_or_without_its_effect(
         begin(counted, place(server))
         record_whole(counted)
         check_whole(storage, "counted", 8)
-        every = 1 if kinds > 1 else 4
+        every = 1 if kinds > 1 else 5
         for number, turn in product(range(1, server.requests + 1, every), range(kinds)):
             kind = KINDS[(number + turn) % len(KINDS)]
             run = finished_run(storage, f"it-{number}-{kind}", steps=8)

@@ -65,8 +65,8 @@ def check(changes: dict[str, Any], mesh: dict[str, Any]) -> dict[str, float]:
     return check_against_reference(plan).metrics
 
 
-# What these do, others do too: one with a capacity, one with biases, one with scores as they are.
-_SLOW = ("capacity", "biases with a capacity", "scores as they are")
+# What these do, others do too: a capacity, biases, shared experts, rows of which none is dropped.
+_SLOW = ("dropless", "capacity", "biases with a capacity", "scores as they are")
 
 
 @pytest.mark.parametrize("kind", but_slow(KINDS, _SLOW))

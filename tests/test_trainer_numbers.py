@@ -233,7 +233,7 @@ PADDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", but_slow(PADDED, ["two ways", "copied kv heads"]))
+@pytest.mark.parametrize("name", but_slow(PADDED, set(PADDED) - {"chips without a word"}))
 def test_a_padded_vocabulary_gives_the_reference(name: str) -> None:
     """Rows that no word has change neither loss nor gradients, and stay zero. The penalty on the
     log-sum-exp is in the gradients, too; the metrics show it apart.

@@ -14,7 +14,7 @@ from orchestrator.values.model import MixtureOfExperts
 from orchestrator.values.plan import Plan
 from orchestrator.values.spec import DataSource, Optimizer
 from tests.test_trainer_numbers import KIND_TOLERANCE, check_against_reference
-from tests.trainer_plans import TINY, pipelined, plan_of
+from tests.trainer_plans import TINY, but_slow, pipelined, plan_of
 from tests.trainer_steps import (
     QUICK_COMPILE,
     expected,
@@ -124,13 +124,8 @@ PIPELINES: dict[str, Plan] = {
 }  # fmt: skip
 
 
-_CHEAP = ("a mixture gathered once", "one after another")  # the others take minutes together
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=() if n in _CHEAP else pytest.mark.slow) for n in PIPELINES],
-)
+# The others take minutes together.
+@pytest.mark.parametrize("name", but_slow(PIPELINES, set(PIPELINES) - {"a mixture gathered once"}))
 def test_pipelines_give_the_reference(name: str) -> None:
     """Loss and gradients are those of one device without a pipeline."""
     check_against_reference(PIPELINES[name], KIND_TOLERANCE)

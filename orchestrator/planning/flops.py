@@ -141,7 +141,8 @@ def surplus_rows(layout: Layout) -> Number:
 def experts_forward_flops(layout: Layout) -> Number:
 
     def routed(block: Block) -> Number:
-        return sum(layout.multiplied_elements(one) for one in block.matmuls if is_of_experts(one))
+        of_experts = (matmul for matmul in block.matmuls if is_of_experts(matmul))
+        return sum(layout.multiplied_elements(matmul) for matmul in of_experts)
 
     return matmul_flops(layout, layout.over_layers(routed))
 
@@ -261,7 +262,7 @@ def partial_sums_of(layout: Layout, attention: Attention) -> Number:
 
 def head_of(attention: Attention, compute_bytes: int) -> int:
     heads = attention.queries, attention.result
-    return kernels.head_bytes((one.dimensions[-1].size for one in heads), compute_bytes)
+    return kernels.head_bytes((weight.dimensions[-1].size for weight in heads), compute_bytes)
 
 
 def attention_recompute_flops(layout: Training) -> Number:
@@ -297,8 +298,8 @@ def orthogonalization_flops(layout: Training) -> Number:
     devices, total = layout.devices_along(PARAMETER_AXES), 0
     for block, layers in layout.network.kinds:
         for weight in (matmul.weight for matmul in block.matmuls):
-            experts = prod(one.size for one in weight.dimensions if one.axis == EXPERTS)
-            rows = prod(one.size for one in weight.dimensions if one.axis in GATHERED_AXES)
+            experts = prod(d.size for d in weight.dimensions if d.axis == EXPERTS)
+            rows = prod(d.size for d in weight.dimensions if d.axis in GATHERED_AXES)
             short, long = sorted((rows, weight.elements // rows // experts))
             products = _LARGE_PRODUCTS * short**2 * long + _SQUARE_PRODUCTS * short**3
             total = total + np.ceil(layers * experts / devices) * (2.0 * _MUON_STEPS * products)

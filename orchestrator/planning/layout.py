@@ -266,7 +266,7 @@ class Layout(Value):
         return others + routed / self.ways(GATHERED_OF_EXPERTS) + self.vector_elements
 
     def routed_elements(self, block: description.Block) -> Number:
-        return self.total_elements(one for one in block.matmuls if is_of_experts(one))
+        return self.total_elements(m for m in block.matmuls if is_of_experts(m))
 
     # --- what that takes in memory, where arrays are stored in tiles
 
@@ -292,7 +292,7 @@ class Layout(Value):
     @cached_property
     def stored_layer_elements(self) -> Number:
         return self.over_layers(
-            lambda block: sum(self.stored_elements(one.weight) for one in block.matmuls)
+            lambda block: sum(self.stored_elements(m.weight) for m in block.matmuls)
         )
 
     @cached_property

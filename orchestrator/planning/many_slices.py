@@ -118,8 +118,9 @@ def best_of_slices(
     if requests and (requests[0].torus.switched or any(getattr(asked, axis) for axis in PIPELINE)):
         # Only the search of one slice knows pipelines.
         alone: list[search.Choice | None] = []
-        for one in requests:
-            alone.append(next(iter(best_choices(one, search.search(one).candidates, 1)), None))
+        for request in requests:
+            candidates = search.search(request).candidates
+            alone.append(next(iter(best_choices(request, candidates, 1)), None))
             report(1)
         return alone
     found: list[search.Choice | None] = [None] * len(requests)

@@ -151,7 +151,7 @@ def _copy_line(layout: Training, elements: Number) -> LedgerLine:
     size: Number = layout.compute_bytes * casts * (1 - layout.gathers_once)
     if layout.chip.switched:
         turned = layout.over_layers(
-            lambda block: sum(_turned_elements(layout, one.weight) for one in block.matmuls)
+            lambda block: sum(_turned_elements(layout, m.weight) for m in block.matmuls)
         )
         is_whole = layout.microbatches > 1
         elements = np.where(is_whole, elements, turned)

@@ -139,14 +139,14 @@ def step_work(layout: Training, lines: list[LedgerLine]) -> StepWork:
     hidden = [line for line in links if line.kind not in (*_TENSOR, *_WHOLE)]
     # The share of the attention kernel's products that is not padding of heads to whole lanes.
     widths = [
-        one.dimensions[-1].size
+        weight.dimensions[-1].size
         for block in layout.network.blocks[:1]
-        for one in (block.attention.queries, block.attention.result)
+        for weight in (block.attention.queries, block.attention.result)
     ]
     return StepWork(
         matmul_s=(_total(line.value for line in lines if line.resource == "mxu") - attention_s)
         / _small_product_share(layout),
-        attention_s=attention_s / float(sum(widths) / sum(whole(one, _LANES) for one in widths)),
+        attention_s=attention_s / float(sum(widths) / sum(whole(w, _LANES) for w in widths)),
         hbm_s=_total(line.value for line in lines if line.resource == "hbm"),
         passes_s=pass_bytes(layout) / hbm_rate(layout),
         row_moves=row_moves(layout),

@@ -139,7 +139,7 @@ def _written(key: str, value: Any) -> Any:
     if value is None:  # a default is left out: only what a plan chooses is written so
         return schemas.AUTO
     if isinstance(value, tuple):
-        return [_written(key, one) for one in value]
+        return [_written(key, item) for item in value]
     return f"{value:g}s" if key in schemas.KEYS_IN_FILES else value
 
 

@@ -181,7 +181,7 @@ def pattern_of_blocks(
         if filled is None:
             return x, routed_layers
         x = jnp.where(filled, x, entering)
-        return x, jax.tree.map(lambda one: jnp.where(filled, one, 0), routed_layers)
+        return x, jax.tree.map(lambda value: jnp.where(filled, value, 0), routed_layers)
 
     layers = [parameters[stack.name] for stack in segment.stacks]
     places = jnp.arange(len(jax.tree.leaves(layers)[0])) if taken else None
