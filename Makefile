@@ -57,12 +57,12 @@ setup: $(READY) $(if $(GPU),$(GPU_READY))  ## build .venv from requirements.lock
 demo: setup  ## plan, prove and rehearse Llama 3 70B on four v5p pods
 	@$(BIN)/orch submit specs/llama3_70b_4pod.yaml --steps 10
 
-# Three workers keep two cores busy: some tests wait for clusters and servers. mypy works beside them,
+# Four workers keep two cores busy: many tests wait for clusters and servers. mypy works beside them,
 # and has the last word. Bytecode of the tests is written even where the environment says not to.
 test: style  ## lint, types and the tests (nine minutes on two cores)
 	@$(BROWSER)
 	@said=$$(mktemp); $(BIN)/mypy >$$said 2>&1 & types=$$!; tests=0; \
-		PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile \
+		PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile \
 			--no-loadscope-reorder || tests=$$?; \
 		wait $$types || tests=1; cat $$said; rm $$said; exit $$tests
 

@@ -1,6 +1,8 @@
 """Specs for tests of plans, built without a file."""
 
 from orchestrator import catalog
+from orchestrator.planning.ranking import best_choice
+from orchestrator.planning.search import Choice, SearchRequest, search
 from orchestrator.values.model import Model
 from orchestrator.values.spec import (
     Batch,
@@ -49,3 +51,10 @@ def spec_of(
             mesh=mesh or MeshRequest(),
         ),
     )
+
+
+def chosen(request: SearchRequest) -> Choice:
+    """The choice of its search, which has one."""
+    choice = best_choice(request, search(request).candidates)
+    assert choice is not None
+    return choice

@@ -30,7 +30,7 @@ from orchestrator.planning.offers import (
     chance,
 )
 from orchestrator.planning.planner import make_plan
-from orchestrator.planning.ranking import best_choices
+from orchestrator.planning.ranking import best_choice
 from orchestrator.planning.search import search, search_request
 from orchestrator.reading.offer_options import (
     WrongOption,
@@ -44,7 +44,7 @@ from orchestrator.show.offers_screen import odds_text, offers_screen
 from orchestrator.values.plan import Estimate, Extrapolation
 from orchestrator.values.spec import MeshRequest, Spec
 from tests.conftest import ROOT, RunOrch
-from tests.example_specs import TINY, spec_of
+from tests.example_specs import TINY, chosen, spec_of
 
 SPEC = "specs/llama3_8b_v6e_2slice.yaml"
 TODAY = date(2026, 11, 22)
@@ -108,8 +108,8 @@ def test_many_slices_together_are_chosen_as_each_alone(spec: Spec) -> None:
             for shape in shapes
             for pods in (1, 6)
         ]  # fmt: skip
-        alone = [best_choices(one, search(one).candidates, 1) for one in requests]
-        assert best_of_slices(requests) == [one[0] if one else None for one in alone]
+        alone = [best_choice(request, search(request).candidates) for request in requests]
+        assert best_of_slices(requests) == alone
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_requested_mesh_is_chosen_as_by_the_search_of_one_slice(mesh: MeshRequ
     request = search_request(spec)
     [choice] = best_of_slices([request])
     assert choice is not None
-    assert choice == best_choices(request, search(request).candidates, 1)[0]
+    assert choice == chosen(request)
 
 
 def test_requested_microbatches_stay() -> None:
@@ -131,9 +131,7 @@ def test_requested_microbatches_stay() -> None:
     spec = replace(spec, experiment=replace(spec.experiment, batch=batch))
     [choice] = best_of_slices([search_request(spec)])
     assert choice is not None
-    assert (
-        choice == best_choices(search_request(spec), search(search_request(spec)).candidates, 1)[0]
-    )
+    assert choice == chosen(search_request(spec))
     assert choice.microbatches == 4
 
 

@@ -33,7 +33,6 @@ from orchestrator.planning.expected import (
 from orchestrator.planning.feasibility import sizes_by_name
 from orchestrator.planning.layout import Training
 from orchestrator.planning.planner import make_plan, make_plans
-from orchestrator.planning.ranking import best_choices
 from orchestrator.planning.search import (
     Candidates,
     SearchRequest,
@@ -49,7 +48,7 @@ from orchestrator.show.plan_screen import plan_screen
 from orchestrator.values.model import Model
 from orchestrator.values.plan import Plan, plan_digest
 from orchestrator.values.spec import MeshRequest, Precision, Spec
-from tests.example_specs import TINY, spec_of
+from tests.example_specs import TINY, chosen, spec_of
 
 SLICES = [("v4", "4x4x4"), ("v5e", "16x16"), ("v5p", "4x4x8"), ("v6e", "8x16"), ("tpu7x", "4x4x4")]
 REQUESTS = {
@@ -247,7 +246,7 @@ def test_a_plan_says_whose_runs_it_expects() -> None:
 def layout_and_work(spec: Spec) -> tuple[Training, StepWork]:
     """The layout that a spec's plan has, and its work."""
     request = search_request(spec)
-    layout = layout_of_choice(request, best_choices(request, search(request).candidates, 1)[0])
+    layout = layout_of_choice(request, chosen(request))
     return layout, step_work(layout, time_lines(layout))
 
 
@@ -262,7 +261,7 @@ def test_accumulated_gradients_are_reduced_in_series(axis: str) -> None:
         spec = spec_of("llama-1b", chip="v5e", topology="4x4", pods=1, sequences=64,
                        mesh=MeshRequest(data=4))  # fmt: skip
     request = search_request(spec)
-    layout = layout_of_choice(request, best_choices(request, search(request).candidates, 1)[0])
+    layout = layout_of_choice(request, chosen(request))
     layout = replace(layout, microbatches=2)
     lines = time_lines(layout)
     reduced = [line for line in lines if line.resource == axis]

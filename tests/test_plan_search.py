@@ -23,7 +23,6 @@ from orchestrator.planning.ranking import (
     SURE_WITHIN,
     TIE,
     RankedChoice,
-    best_choices,
     expected_s_of,
     kinds_of,
     pick,
@@ -53,7 +52,7 @@ from orchestrator.planning.torus import axis_sizes
 from orchestrator.proving.verdict import _recompute_flops
 from orchestrator.values.codec import DType
 from orchestrator.values.spec import MeshRequest, Precision, Spec, TensorTreatments
-from tests.example_specs import TINY, spec_of
+from tests.example_specs import TINY, chosen, spec_of
 
 V5E: dict[str, Any] = {"chip": "v5e", "topology": "4x4", "pods": 1}
 SMALL = {
@@ -197,10 +196,10 @@ def test_the_search_equals_brute_force(spec: Spec) -> None:
         near = [t for t in alike if expected[id(t)] <= best * known]
         first = first_of(spec, near, expected)
 
-    chosen = best_choices(request, result.candidates, 1)[0]
-    actual = cost_per_token(layout_of_choice(request, chosen), chosen.sequences)
+    choice = chosen(request)
+    actual = cost_per_token(layout_of_choice(request, choice), choice.sequences)
     assert actual == pytest.approx(first.cost, rel=1e-12)
-    assert chosen.sequences == first.choice.sequences
+    assert choice.sequences == first.choice.sequences
 
 
 def first_of(spec: Spec, everything: list[Priced], expected: dict[int, float]) -> Priced:
@@ -297,7 +296,7 @@ def long_sequences(length: int) -> Spec:
 
 
 def best_policy(request: SearchRequest) -> Policy:
-    return policy(best_choices(request, search(request).candidates, 1)[0].remat)
+    return policy(chosen(request).remat)
 
 
 def test_auto_remat_recomputes_only_what_memory_needs() -> None:
@@ -336,7 +335,7 @@ def test_a_full_host_offloads_no_more() -> None:
     for limit_bytes in (1e9, 4e9):
         chip = replace(request.chip, host_bytes=replace(source, value=limit_bytes))
         smaller = replace(request, chip=chip)
-        choice = best_choices(smaller, search(smaller).candidates, 1)[0]
+        choice = chosen(smaller)
         assert host_bytes(layout_of_choice(smaller, choice)) <= LEFT * limit_bytes
 
 
@@ -359,7 +358,7 @@ def offloading_mlp() -> tuple[SearchRequest, Choice]:
     spec = long_sequences(4096)
     mlp = TensorTreatments(gate="offload", up="offload")
     request = search_request(replace(spec, experiment=replace(spec.experiment, remat=mlp)))
-    return request, best_choices(request, search(request).candidates, 1)[0]
+    return request, chosen(request)
 
 
 # 70B on v6e and 405B on tpu7x, with the batch of a published run and the seconds it took.
@@ -410,8 +409,7 @@ def test_the_best_expected_time_breaks_a_tie() -> None:
     tied = tied[candidates.sequences[tied] == request.experiment.batch.sequences]
     expected = expected_s_of(layout_of_rows(request, candidates, tied))
     cheapest = expected[np.argmin(cost[tied])]
-    chosen = best_choices(request, candidates, 1)[0]
-    seconds = expected_per_token(request, chosen) / request.experiment.batch.length
+    seconds = expected_per_token(request, chosen(request)) / request.experiment.batch.length
     assert seconds <= expected.min() * (1 + _SAME)
     assert cheapest > 1.02 * seconds
 
@@ -451,7 +449,7 @@ def test_nothing_is_offloaded_for_a_gain_below_what_the_forecast_knows() -> None
     cost, offloads = candidates.cost_s_per_token, candidates.offloads
     gain = cost[~offloads].min() / cost[offloads].min() - 1
     assert 0 < gain < OFFLOAD_GAIN
-    assert not policy(best_choices(request, candidates, 1)[0].remat).needs_host
+    assert not policy(chosen(request).remat).needs_host
 
 
 def test_waits_that_accumulation_would_spare_are_a_warning() -> None:

@@ -12,13 +12,12 @@ from orchestrator.planning.nearest_specs import changed
 from orchestrator.planning.search import search_request
 from tests.bench.plan_speed import (
     CASES,
-    choose,
     price_one_by_one,
     seconds,
     seconds_of_imports_and_plan,
 )
 from tests.conftest import ROOT
-from tests.example_specs import spec_of
+from tests.example_specs import chosen, spec_of
 from tests.journals import claimed_run
 
 RUN_AND_LIST_MODULES = """
@@ -49,7 +48,7 @@ def test_the_search_prices_arrays_not_rows() -> None:
     """All candidates of 71,680 chips take less time than 400 ledgers one by one."""
     request = search_request(CASES["405B, 8 pods of 16x20x28"])
     alone = min(seconds(partial(price_one_by_one, request, 400)) for _ in range(2))
-    together = min(seconds(partial(choose, request)) for _ in range(4))
+    together = min(seconds(partial(chosen, request)) for _ in range(4))
     assert together < alone
 
 
@@ -62,7 +61,7 @@ def test_slices_searched_together_cost_half_of_each_alone() -> None:
         for pods in (2, 4, 8)
     ]
     together = min(seconds(partial(best_of_slices, requests)) for _ in range(2))
-    alone = seconds(partial(list, map(choose, requests)))
+    alone = seconds(partial(list, map(chosen, requests)))
     assert together < alone / 2
 
 

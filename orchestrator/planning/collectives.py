@@ -98,48 +98,20 @@ def _gradient_exchanges(layout: Training) -> list[Exchange]:
     """Gradients over all devices that hold the parameter: inside a slice, over the slices that
     share weights, then over replicas (scatter over `data`, reduce over `pods`, gather).
     """
-    network, tensor, data, payload = (
-        layout.network,
-        GROUPS["tensor"],
-        GROUPS["data"],
-        "owned gradient",
-    )
-    ways, early = layout.devices_along(data), per_layer(layout)
-    joined = early & (ways > 1)
-    single, quantum = 1 - joined, ways * TILE[0] * TILE[1]
-
-    def bucket(elements: Number, calls: Number, serial: Number) -> _Part:
-        """Elements filled up to whole tiles for every device that reduces them."""
-        filled = np.where(ways > 1, np.ceil(elements / quantum) * quantum, elements)
-        return _Part(filled * layout.gradient_bytes, calls, serial)
-
     # Projections whose kv heads are copied to several devices. Then what every device of a `tensor`
     # group holds: matrices of routers, and those that make latents.
     copied, unsplit = [], []
-    # What is reduced over replicas as one. The weights of a layer are one bucket over `data` where
-    # each layer is reduced on its own; elsewhere each is one, and none waits for another. The first
-    # layer and the embedding come after the last backward pass, and where gradients accumulate all
-    # come there.
-    buckets = []
     size = layout.gradient_bytes / layout.ways(GATHERED)
-    for stack in network.stacks:
+    for stack in layout.network.stacks:
         layers, times = _reduced_at_a_time(layout, stack)
-        sizes: list[Number] = []
         for weight in (matmul.weight for matmul in stack.block.matmuls):
-            elements = layout.elements(weight)
-            part = _Part(layers * size * elements, times, serial=1)
+            part = _Part(layers * size * layout.elements(weight), times, serial=1)
             if _has_axis(weight, COPIED):
                 copied.append(part)
             elif not _is_split_over_tensor(weight):
                 unsplit.append(part)
-            [axis] = {dimension.axis for dimension in weight.dimensions} & {*GATHERED_AXES}
-            sizes.append(elements / layout.ways(axis))
-        sizes += [layout.elements(vector) for vector in stack.block.vectors]
-        buckets.append(bucket(sum(sizes), times * joined, 1 * joined))
-        buckets += [bucket(layers * size, times * single, single) for size in sizes]
-    embedding, *ends = [layout.elements(table) / layout.ways(GATHERED) for table in network.tables]
-    ends += [layout.elements(vector) for vector in network.norm.weights]
-    buckets += [bucket(embedding, 1, 1), *(bucket(end, 1, 1 - early) for end in ends)]
+    tensor, data, payload = GROUPS["tensor"], GROUPS["data"], "owned gradient"
+    buckets, ways = _gradient_buckets(layout), layout.devices_along(data)
     shares = [replace(part, bytes=part.bytes / ways) for part in buckets]
     routers = _reduction(layout, "router gradients", tensor, "routers, latents", unsplit)
     return [
@@ -217,6 +189,37 @@ def _reduced_at_a_time(layout: Training, stack: Stack) -> tuple[Number, Number]:
 def per_layer(layout: Training) -> Number:
     several = layout.devices_along(REPLICA_AXES) > 1
     return (layout.microbatches == 1) & several & (layout.stages == 1)
+
+
+def _gradient_buckets(layout: Training) -> list[_Part]:
+    """Gradients that are reduced over replicas as one, filled up to whole tiles. The weights of a
+    layer are one bucket over `data` where each layer is reduced on its own; elsewhere each is one,
+    and none waits for another. The first layer and the embedding come after the last backward pass,
+    and where gradients accumulate all come there.
+    """
+    network, data = layout.network, layout.devices_along(GROUPS["data"])
+    early = per_layer(layout)
+    joined = early & (data > 1)
+    single, quantum = 1 - joined, data * TILE[0] * TILE[1]
+
+    def part(elements: Number, calls: Number, serial: Number) -> _Part:
+        """Elements filled up to whole tiles for every device that reduces them."""
+        filled = np.where(data > 1, np.ceil(elements / quantum) * quantum, elements)
+        return _Part(filled * layout.gradient_bytes, calls, serial)
+
+    buckets = []
+    for stack in network.stacks:
+        layers, times = _reduced_at_a_time(layout, stack)
+        sizes: list[Number] = []
+        for weight in (matmul.weight for matmul in stack.block.matmuls):
+            [axis] = {dimension.axis for dimension in weight.dimensions} & {*GATHERED_AXES}
+            sizes.append(layout.elements(weight) / layout.ways(axis))
+        sizes += [layout.elements(vector) for vector in stack.block.vectors]
+        buckets.append(part(sum(sizes), times * joined, 1 * joined))
+        buckets += [part(layers * size, times * single, single) for size in sizes]
+    embedding, *ends = [layout.elements(table) / layout.ways(GATHERED) for table in network.tables]
+    ends += [layout.elements(vector) for vector in network.norm.weights]
+    return [*buckets, part(embedding, 1, 1), *(part(size, 1, 1 - early) for size in ends)]
 
 
 # --- activations, weights and moments

@@ -26,7 +26,7 @@ from orchestrator.planning import feasibility, search
 from orchestrator.planning.fastest_ways import fastest_ways
 from orchestrator.planning.layout import Number, Training
 from orchestrator.planning.memory import peak_bytes
-from orchestrator.planning.ranking import SURE_WITHIN, best_choices, contenders, expected_s_of, pick
+from orchestrator.planning.ranking import SURE_WITHIN, best_choice, contenders, expected_s_of, pick
 from orchestrator.planning.torus import (
     NO_LINKS,
     Floats,
@@ -119,8 +119,7 @@ def best_of_slices(
         # Only the search of one slice knows pipelines.
         alone: list[search.Choice | None] = []
         for request in requests:
-            candidates = search.search(request).candidates
-            alone.append(next(iter(best_choices(request, candidates, 1)), None))
+            alone.append(best_choice(request, search.search(request).candidates))
             report(1)
         return alone
     found: list[search.Choice | None] = [None] * len(requests)

@@ -54,8 +54,8 @@ class RankedChoice:
     alike: int
 
 
-def best_choices(request: SearchRequest, candidates: Candidates, most: int) -> list[Choice]:
-    return [ranked.choice for ranked in ranked_choices(request, candidates, most)]
+def best_choice(request: SearchRequest, candidates: Candidates) -> Choice | None:
+    return next((ranked.choice for ranked in ranked_choices(request, candidates, 1)), None)
 
 
 def ranked_choices(request: SearchRequest, candidates: Candidates, most: int) -> list[RankedChoice]:

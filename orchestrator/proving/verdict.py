@@ -14,7 +14,7 @@ from orchestrator.network.mesh_axes import ICI_AXES, MODEL_OVER_DCN, sizes
 from orchestrator.network.rematerialization import POLICIES, text_of
 from orchestrator.planning.feasibility import pinned_sizes
 from orchestrator.planning.planner import make_plan
-from orchestrator.planning.ranking import best_choices
+from orchestrator.planning.ranking import best_choice
 from orchestrator.planning.search import search, search_request
 from orchestrator.plugins import trainer_entry_point
 from orchestrator.processes import write_whole
@@ -50,7 +50,7 @@ def _plans_that_fit(spec: Spec, plan: Plan, missed_bytes: float) -> tuple[PlanCh
         request = search_request(changed)
         usable = replace(request.chip.hbm_usable_bytes, value=limit)
         request = replace(request, chip=replace(request.chip, hbm_usable_bytes=usable))
-        for choice in best_choices(request, search(request).candidates, 1):
+        if choice := best_choice(request, search(request).candidates):
             other = _plan_with(changed, choice.remat, choice.mesh)
             # Given only the mesh and the remat, the search may choose fewer microbatches.
             if other and other.forecast.memory_bytes_per_device <= limit:

@@ -11,16 +11,14 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from orchestrator.planning.ranking import best_choices
 from orchestrator.planning.search import (
-    Choice,
     SearchRequest,
     layout_of_choice,
     search,
     search_request,
 )
 from orchestrator.planning.time import step_time, time_lines
-from tests.example_specs import spec_of
+from tests.example_specs import chosen, spec_of
 
 ROOT = Path(__file__).parents[2]
 IMPORTS = [sys.executable, "-c", "import numpy, yaml, jsonschema"]
@@ -58,10 +56,6 @@ def seconds_of_imports_and_plan(rounds: int = ROUNDS) -> tuple[float, float]:
     return min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
 
 
-def choose(ask: SearchRequest) -> Choice:
-    return best_choices(ask, search(ask).candidates, 1)[0]
-
-
 def price_one_by_one(ask: SearchRequest, most: int) -> int:
     """The baseline: a ledger for each candidate, as an exhaustive planner would write it."""
     candidates = search(ask).candidates
@@ -76,7 +70,7 @@ def main() -> None:
     for name, spec in CASES.items():
         ask = search_request(spec)
         found = search(ask)
-        best = min(seconds(partial(choose, ask)) for _ in range(ROUNDS))
+        best = min(seconds(partial(chosen, ask)) for _ in range(ROUNDS))
         priced = len(found.candidates)
         print(f"{name:28} {found.enumerated:11,} {priced:8,} {best:8.3f} {priced / best:10,.0f}")
     ask = search_request(spec_of())
