@@ -138,7 +138,7 @@ class Browser:
         if event["method"] == "Runtime.exceptionThrown":
             page.errors.append(str(params["exceptionDetails"].get("exception", params)))
         elif event["method"] == "Runtime.consoleAPICalled" and params["type"] == "error":
-            page.errors.append(" ".join(str(one.get("value", one)) for one in params["args"]))
+            page.errors.append(" ".join(str(arg.get("value", arg)) for arg in params["args"]))
         elif event["method"] == "Log.entryAdded" and params["entry"]["level"] == "error":
             page.errors.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
 

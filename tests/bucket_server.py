@@ -206,8 +206,8 @@ class _Handler(BaseHTTPRequestHandler):
             for key, one in found.items()
         )
         common = "".join(
-            f"<CommonPrefixes><Prefix>{escape(one)}</Prefix></CommonPrefixes>"
-            for one in sorted(prefixes)
+            f"<CommonPrefixes><Prefix>{escape(prefix)}</Prefix></CommonPrefixes>"
+            for prefix in sorted(prefixes)
         )
         return (
             '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult>'

@@ -37,7 +37,7 @@ def listening(pids: list[int]) -> set[tuple[str, int]]:
     found = set()
     for pid in pids:
         with suppress(psutil.Error):
-            for one in psutil.Process(pid).net_connections("tcp"):
-                if one.status == psutil.CONN_LISTEN:
-                    found.add((one.laddr.ip, one.laddr.port))
+            for connection in psutil.Process(pid).net_connections("tcp"):
+                if connection.status == psutil.CONN_LISTEN:
+                    found.add((connection.laddr.ip, connection.laddr.port))
     return found

@@ -30,7 +30,7 @@ def work(args: WorkerArgs, rank: int) -> None:
             time.sleep(STEP_S)
     else:
         fail(how)
-    saved = max((one.steps_done for one in run.run().attempts), default=0)
+    saved = max((attempt.steps_done for attempt in run.run().attempts), default=0)
     first = max(saved - 1, 0)  # the last step is not saved, as checkpoints are rare
     slice_name = os.environ["TPU_NAME"]
     watch = journal.ClaimWatch(run.path, args.claim, args.attempt)

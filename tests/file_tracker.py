@@ -30,14 +30,14 @@ class FileTracker:
     ) -> None:
         """Append the steps that the file lacks, and the end of the run."""
         path = Path(destination.uri)
-        lines = [one for one in read_lines(path) if one["run"] == run.run]
-        steps = sum("step" in one for one in lines)
+        lines = [line for line in read_lines(path) if line["run"] == run.run]
+        steps = sum("step" in line for line in lines)
         new: list[dict[str, object]] = [
             {"run": run.run, "step": timed.step.index, "loss": timed.step.loss}
             for timed in journal.steps(run)
             if timed.step.index >= steps
         ]
-        if run.state not in LIVE and not any("state" in one for one in lines):
+        if run.state not in LIVE and not any("state" in line for line in lines):
             new.append({"run": run.run, "state": run.state})
         with path.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(one) + "\n" for one in new)

@@ -117,4 +117,4 @@ def key_values(storage: Path, table: str) -> dict[str, str]:
 
 
 def problems_of(results: Sequence[SyncResult]) -> list[str | None]:
-    return [one.problem for one in results]
+    return [result.problem for result in results]

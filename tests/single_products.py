@@ -43,4 +43,4 @@ def cycles(chip: str, shape: tuple[int, int, int]) -> int:
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        print(json.dumps({"chip": name, "cycles": [cycles(name, one) for one in SHAPES]}))
+        print(json.dumps({"chip": name, "cycles": [cycles(name, shape) for shape in SHAPES]}))

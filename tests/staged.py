@@ -52,10 +52,10 @@ def toy_stages() -> Plan:
             steps=steps,
             schedule_first_step=0,
             schedule_steps=TOY_STEPS,
-            first_token=sum(one.total_steps * one.batch.tokens for one in stages),
+            first_token=sum(stage.total_steps * stage.batch.tokens for stage in stages),
         )
         plan = plan_of(sequences=sequences, length=length, **dict[str, Any](mesh))
         plan = replace(plan, trainer="tests.toy", optimizer=Optimizer(peak_lr=rate))
         stages.append(replace(plan, stage=span, digest=f"{number}" * 64))
-    tokens = sum(one.total_steps * one.batch.tokens for one in stages)
+    tokens = sum(stage.total_steps * stage.batch.tokens for stage in stages)
     return replace(stages[0], stage=None, stages=tuple(stages), tokens=tokens, digest="9" * 64)

@@ -101,7 +101,7 @@ def test_the_notebook_example_runs() -> None:
     [
         (("plan", TINY), lambda: PlanWithOdds.of(orch.plan(TINY), None)),
         (("plan", TINY, "--alternatives", "2"),
-         lambda: [PlanWithOdds.of(one, None) for one in orch.plans(TINY, 3)]),
+         lambda: [PlanWithOdds.of(plan, None) for plan in orch.plans(TINY, 3)]),
         (("plan", TINY, TINY, "--set", "resources.pods=4"),
          lambda: orch.diff(TINY, orch.load(TINY, ["resources.pods=4"]))),
         (("explain", TINY, "--mfu", "0.5"), lambda: orch.explain(TINY, mfu=0.5)),

@@ -110,9 +110,9 @@ attempt._show_life(lambda line: print(line, flush=True))
 @contextmanager
 def one_that_shows_life() -> Iterator[tuple[AttemptProcess, int]]:
     """A process that has nothing to say yet, and its number."""
-    before = {one.pid for one in psutil.Process().children()}
+    before = {child.pid for child in psutil.Process().children()}
     with AttemptProcess([sys.executable, "-c", SHOWS_LIFE]) as running:
-        [mine] = {one.pid for one in psutil.Process().children()} - before
+        [mine] = {child.pid for child in psutil.Process().children()} - before
         yield running, mine
 
 

@@ -165,7 +165,7 @@ def test_a_folder_that_is_a_link_is_not_entered(tmp_path: Path, folder: str) -> 
         problems += theirs.run().problems
     except JournalUnreadable as error:
         problems.append(str(error))
-    assert any(boundary._IS_LINK in one for one in problems)
+    assert any(boundary._IS_LINK in problem for problem in problems)
 
 
 def test_a_log_is_appended_to_a_file_of_its_own(tmp_path: Path) -> None:

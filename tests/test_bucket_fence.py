@@ -69,10 +69,10 @@ def test_a_superseded_claim_commits_nothing(
     assert now.attempts[0].reason == "lost"
     counted = now.attempts[0].saved_steps
     awake = [pid for pid in ranks if pid not in late]
-    eventually(lambda: not any(one.pid in awake for one in run.processes()), 30)
+    eventually(lambda: not any(process.pid in awake for process in run.processes()), 30)
     signal_all([*late, old.pid], signal.SIGCONT)
     assert old.wait(LIMIT_S) == Superseded.exit_code
-    eventually(lambda: not any(one.pid in ranks for one in run.processes()), 30)
+    eventually(lambda: not any(process.pid in ranks for process in run.processes()), 30)
     run.points.pace(0.0)
     eventually(lambda: run.run().ended_at_s is not None, LIMIT_S)
     ended = run.run()
@@ -87,5 +87,5 @@ def test_a_superseded_claim_commits_nothing(
 
 def claim_of(run: PlainRun, attempt: int) -> tuple[int, int]:
     """The claim that carried out an attempt, and its number."""
-    [claim] = {one.claim for one in run.recorded.state().saves if one.attempt == attempt}
+    [claim] = {save.claim for save in run.recorded.state().saves if save.attempt == attempt}
     return claim, attempt

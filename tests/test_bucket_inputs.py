@@ -180,7 +180,7 @@ def test_devices_that_share_rows_read_them_once(
         weights = read._weights_of(program, source)
         monkeypatch.setattr(StoredInput, "read", counted)
         read._with_published(program.state["parameters"], weights, source)
-        assert sum(read_bytes) == 4 * sum(prod(source.shape(one)) for one in source.names())
+        assert sum(read_bytes) == 4 * sum(prod(source.shape(name)) for name in source.names())
 
 
 def no_header(content: bytes) -> bytes:
@@ -259,4 +259,4 @@ def test_runs_are_not_put_where_a_copy_would_hide_them() -> None:
     """They would be this machine's alone, and nobody would notice."""
     with pytest.raises(SpecProblems) as caught:
         load(Path("specs/tiny_2pod.yaml"), ["run.storage=gs://bucket/ray/runs"])
-    assert [one.code for one in caught.value.problems] == ["reserved-name"]
+    assert [problem.code for problem in caught.value.problems] == ["reserved-name"]

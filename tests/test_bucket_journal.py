@@ -20,7 +20,7 @@ from orchestrator.errors import (
 )
 from orchestrator.journal import files, run_journal
 from orchestrator.journal.heartbeat import ClaimWatch
-from orchestrator.journal.liveness import read as read_heartbeat
+from orchestrator.journal.liveness import read as heartbeat
 from orchestrator.journal.ownership import Writer
 from orchestrator.journal.run_journal import Journal
 from orchestrator.journal.steps import StepLog
@@ -85,7 +85,7 @@ def test_a_key_has_one_run(one_bucket: Bucket, bucket_server: BucketServer) -> N
     journal.create_run(runs(one_bucket), run_request(), key="mine")
     with pytest.raises(RunExists):
         journal.create_run(runs(one_bucket), run_request(), key="mine")
-    assert [one.key for one in journal.list_journals(runs(one_bucket))] == sorted(
+    assert [found.key for found in journal.list_journals(runs(one_bucket))] == sorted(
         [first.key, second.key, "mine"]
     )
     assert not [name for name in bucket_server.names() if "partial" in name]
@@ -132,7 +132,7 @@ def test_of_many_drivers_one_claims_a_run(one_bucket: Bucket) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         claims = [one for one in pool.map(claim, range(4)) if one]
-    assert [one.number for one in claims] == [2]
+    assert [claim.number for claim in claims] == [2]
     assert record.state().writer == 2
 
 
@@ -151,7 +151,7 @@ def test_a_superseded_driver_stops_and_so_do_its_ranks(one_bucket: Bucket) -> No
     assert watch.lapse() == "attempt 1 has ended"
     lapse = ClaimWatch(record.path, writer.number).lapse()
     assert lapse == f"claim {writer.number} is superseded by claim {again.number}"
-    assert read_heartbeat(record.paths.driver_heartbeat(writer.number)) is None
+    assert heartbeat(record.paths.driver_heartbeat(writer.number)) is None
 
 
 def test_a_heartbeat_has_the_time_of_the_bucket(
@@ -162,7 +162,7 @@ def test_a_heartbeat_has_the_time_of_the_bucket(
     name = f"bucket/team/runs/{record.path.name}/heartbeats/000002"
     bucket_server.objects[name].at_s -= 1000
     bucket_server.objects[name].generation += 1
-    beat = read_heartbeat(path)
+    beat = heartbeat(path)
     assert beat is not None
     assert abs(beat[0] - bucket_server.objects[name].at_s) < 1.0
 
@@ -208,7 +208,7 @@ def test_a_missing_event_is_seen(one_bucket: Bucket, bucket_server: BucketServer
     writer.end_attempt("failure", error="it broke")
     writer.end_run("failed", reason("it broke"))
     del bucket_server.objects[f"bucket/team/runs/{record.key}/events/000003.json"]
-    assert any("000003.json: is missing" in one for one in record.run().problems)
+    assert any("000003.json: is missing" in problem for problem in record.run().problems)
     with pytest.raises(JournalDamaged):
         journal.claim_run(record, resumes=True)
 

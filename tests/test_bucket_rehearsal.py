@@ -51,6 +51,6 @@ def test_a_rehearsal_trains_and_is_read_elsewhere(
     weights = tmp_path / "weights"
     done = orch_process("export", "huggingface", "first", str(weights), "--storage", storage)
     assert done.returncode == 0, done.stderr
-    assert sorted(one.name for one in weights.iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in weights.iterdir()) == ["config.json", "model.safetensors"]
     assert orch_process("rm", "first", "--storage", storage, "--yes").returncode == 0
     assert not [name for name in bucket_server.names() if "/first/" in name]

@@ -91,7 +91,7 @@ def test_a_killed_run_goes_on_elsewhere(
         return journal.Journal(storage.folder(where) / key)
 
     def has_saved() -> bool:
-        names = {one.key for one in journal.list_journals(storage.folder(where))}
+        names = {found.key for found in journal.list_journals(storage.folder(where))}
         return "struck" in names and recorded("struck").run().steps_done > EVERY
 
     orch = Path(sys.executable).with_name("orch")

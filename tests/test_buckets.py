@@ -57,7 +57,7 @@ def test_listings_are_of_a_folder_and_of_all_below_it(bucket: Bucket) -> None:
         bucket.create(name, name.encode())
     objects, prefixes = bucket.inside("runs/a/")
     assert [one.name for one in objects] == ["runs/a/spec"]
-    assert [one.rstrip("/") for one in prefixes] == ["runs/a/events"]
+    assert [prefix.rstrip("/") for prefix in prefixes] == ["runs/a/events"]
     assert [one.name for one in bucket.below("runs/a/")] == ["runs/a/events/1", "runs/a/spec"]
     assert [one.name for one in bucket.below("runs/", after="runs/ab/spec")] == ["runs/b"]
     assert bucket.inside("nothing/") == ([], [])

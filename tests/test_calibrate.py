@@ -159,7 +159,11 @@ def test_an_unsteady_step_is_measured_again(
     assert (profile.timings[-1].spread, profile.timings[-1].others) == (counts, others)
     is_steady = max(spreads[-1:]) <= STEADY_SPREAD and others <= _QUIET_SHARE
     assert (_stored_profile(PLAN) is not None) == is_steady
-    warned = [one for one in with_profile(PLAN, profile).warnings if one.code == "unsteady_profile"]
+    warned = [
+        warning
+        for warning in with_profile(PLAN, profile).warnings
+        if warning.code == "unsteady_profile"
+    ]
     figures = {"spread": counts, "others": others}
     assert [one.figures for one in warned] == ([] if is_steady else [figures])
     assert ("busy while it was measured" in " ".join(warning_texts(warned))) == bool(warned)
@@ -177,8 +181,8 @@ def test_others_are_seen_on_these_cores() -> None:
 
 def with_spread(measurements: Measurements, spread: float) -> Measurements:
     timings = tuple(
-        replace(one, spread=spread) if one.operation == "step" else one
-        for one in measurements.timings
+        replace(timing, spread=spread) if timing.operation == "step" else timing
+        for timing in measurements.timings
     )
     return replace(measurements, timings=timings)
 
@@ -266,7 +270,11 @@ def test_an_accelerator_is_measured_as_it_is(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_plan_is_forecast_on_the_profile_that_it_names() -> None:
     """`orch plan --profile` finds it in the store; one that is not there is an error."""
     settings = ["resources.chip=h200", "resources.topology=1", "resources.pods=1"]
-    words = ["specs/tiny_2pod.yaml", "--json", *(x for one in settings for x in ("--set", one))]
+    words = [
+        "specs/tiny_2pod.yaml",
+        "--json",
+        *(x for setting in settings for x in ("--set", setting)),
+    ]
     plain = CliRunner().invoke(plan_command, words)
     plan = codec.from_json(plain.stdout.encode(), Plan)
     stored = calibrate._keep(calibrate._KIND, chip_profile())

@@ -329,10 +329,10 @@ def test_every_source_that_is_named_exists_and_every_one_that_exists_is_named() 
         named |= {
             names.source for names in (chip.ray, chip.libtpu, chip.xla_gpu, chip.gke) if names
         }
-        named |= {one.source for one in chip.compiler_options.values()}
+        named |= {compiler_option.source for compiler_option in chip.compiler_options.values()}
         named |= {chip.products.source} if chip.products else set()
     named |= {one.source for one in structs.asdict(recovery()).values()}
-    named |= {one.source for one in goodput_runs()}
+    named |= {run.source for run in goodput_runs()}
     named |= {figure.source for figure in serving.figures()}
     named |= {"published-runs", "published-gpu-runs", "serving-runs"}
     named |= {_CRITICAL_SOURCE, _ICI_RATE_SOURCE} | {figure.source for figure in figures()}

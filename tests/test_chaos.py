@@ -35,7 +35,7 @@ def test_faults_strike_at_every_phase_alone_and_in_pairs() -> None:
     expected = {"claim", "start", "compile", "step", "save", "commit", "between attempts"}
     assert phases.keys() == expected
     assert min(phases.values()) > 20
-    strikes = {(one.target, one.how) for fault in drawn for one in fault.strikes}
+    strikes = {(strike.target, strike.how) for fault in drawn for strike in fault.strikes}
     processes = ("driver", "rank-0", "rank-1")
     assert strikes >= {(target, how) for target in processes for how in ("killed", "stopped")}
     assert sum(one.name == "two at once" for one in drawn) > 100
@@ -105,4 +105,4 @@ def test_an_episode_loses_nothing(tmp_path: Path) -> None:
     faults = [draw(0, EPISODE), draw(0, EPISODE + 1)]
     records = run_episode(folders[1], faults, expected, 0, "")
     assert len(records) == 2
-    assert all(campaign.is_sound(one) for one in records)
+    assert all(campaign.is_sound(record) for record in records)

@@ -38,7 +38,7 @@ def newest(run: Run) -> int:
 
 
 def farthest(run: Run) -> int:
-    return max((one.steps_done for one in run.attempts), default=0)
+    return max((attempt.steps_done for attempt in run.attempts), default=0)
 
 
 def come_to(run: PlainRun, point: str, who: str) -> None:

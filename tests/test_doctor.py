@@ -36,8 +36,8 @@ def test_doctor_finds_this_machine_fit(orch: RunOrch, tmp_path: Path) -> None:
 def test_doctor_speaks_json(orch: RunOrch) -> None:
     """The same findings, for a script."""
     findings = json.loads(orch("doctor", "--json").stdout)["findings"]
-    assert {"python", "packages", "devices", "runs"} <= {one["name"] for one in findings}
-    assert all(one["health"] == "good" or one["advice"] for one in findings)
+    assert {"python", "packages", "devices", "runs"} <= {finding["name"] for finding in findings}
+    assert all(finding["health"] == "good" or finding["advice"] for finding in findings)
 
 
 def test_a_folder_that_takes_no_file_is_broken(

@@ -163,7 +163,7 @@ def test_specs_of_documents_are_legal(document: Path, tmp_path: Path) -> None:
         try:
             reading.load(path)
         except SpecProblems as error:
-            wrong = [one for one in error.problems if one.code not in LEFT_OUT]
+            wrong = [problem for problem in error.problems if problem.code not in LEFT_OUT]
             assert [str(one) for one in wrong] == []
 
 

@@ -47,7 +47,7 @@ def driver(storage: Path, steps: int = STEPS, **failures: str) -> Driver:
 
 def ends(run: Run) -> list[tuple[str | None, int]]:
     """How each attempt ended, and after how many steps of the run."""
-    return [(one.reason, one.steps_done) for one in run.attempts]
+    return [(attempt.reason, attempt.steps_done) for attempt in run.attempts]
 
 
 def test_a_run_does_all_its_steps(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_failure_is_tried_again_from_the_last_step(tmp_path: Path) -> None:
     first = driver(tmp_path, _1_0_3="out of luck")
     assert run_to_end(first) == 0
     run = first.writer.run()
-    assert (run.state, [one.reason for one in run.attempts]) == (
+    assert (run.state, [attempt.reason for attempt in run.attempts]) == (
         "succeeded",
         ["failure", "finished"],
     )
@@ -79,7 +79,7 @@ def test_the_same_error_at_the_same_step_ends_the_run(tmp_path: Path) -> None:
     assert run_to_end(first) == 1
     run = first.writer.run()
     assert run.state == "failed"
-    assert [one.error for one in run.attempts] == ["ValueError: no such file"] * 2
+    assert [attempt.error for attempt in run.attempts] == ["ValueError: no such file"] * 2
 
 
 def test_a_lost_slice_is_a_preemption_and_the_run_goes_on_without_it(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_hang_is_found_and_tried_again(tmp_path: Path, how: str) -> None:
     first = driver(tmp_path, _1_0_2=how, _1_1_2=how)
     assert run_to_end(first) == 0
     run = first.writer.run()
-    assert [one.reason for one in run.attempts] == ["hang", "finished"]
+    assert [attempt.reason for attempt in run.attempts] == ["hang", "finished"]
     assert run.state == "succeeded"
 
 
@@ -124,7 +124,7 @@ def test_a_loss_before_an_attempt_is_tried_again(
     assert run_to_end(first) == 0
     assert ends(first.writer.run()) == [("finished", STEPS)]
     events = [path.read_text() for path in sorted(first.journal.paths.events.iterdir())]
-    assert any('"joining_again"' in one for one in events)
+    assert any('"joining_again"' in event for event in events)
 
 
 def test_losses_before_an_attempt_have_the_budget_of_failures(

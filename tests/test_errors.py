@@ -107,7 +107,9 @@ def test_keys_of_a_study_at_the_top_are_one_mistake(orch: RunOrch, tmp_path: Pat
     path = tmp_path / "sweep.yaml"
     path.write_text("name: a\nbase: b.yaml\nvary: {experiment.optimizer.peak_lr: [1.0e-4]}\n")
     value = error_of(orch, "plan", str(path))
-    assert [(one["code"], one["line"]) for one in value["problems"]] == [("study_without_study", 3)]
+    assert [(problem["code"], problem["line"]) for problem in value["problems"]] == [
+        ("study_without_study", 3)
+    ]
 
 
 def test_a_page_that_cannot_be_written_leaves_one_value(orch: RunOrch, tmp_path: Path) -> None:
@@ -123,22 +125,27 @@ def test_a_problem_of_a_spec_has_its_place_and_what_to_write(orch: RunOrch, tmp_
     path = tmp_path / "a.yaml"
     path.write_text("\n".join(lines))
     value = error_of(orch, "plan", str(path))
-    assert [one["code"] for one in value["problems"]].count("unknown_key") == 2
+    assert [problem["code"] for problem in value["problems"]].count("unknown_key") == 2
     assert {key: value[key] for key in value["problems"][0]} == value["problems"][0]
-    [wrong] = [one for one in value["problems"] if "chips" in one["key"]]
+    [wrong] = [problem for problem in value["problems"] if "chips" in problem["key"]]
     number = next(n for n, line in enumerate(lines, start=1) if "chips: v5e" in line)
     column = lines[number - 1].index("chips") + 1
     assert (wrong["file"], wrong["line"], wrong["column"]) == (str(path), number, column)
-    assert [(one["kind"], one["value"]) for one in wrong["suggestions"]] == [("meant", "chip")]
+    assert [(suggestion["kind"], suggestion["value"]) for suggestion in wrong["suggestions"]] == [
+        ("meant", "chip")
+    ]
 
 
 def test_suggestions_of_a_spec_without_a_plan_are_overrides(orch: RunOrch) -> None:
     """Each can be put behind --set as it is."""
     value = error_of(orch, "plan", TINY, "--set", "experiment.batch.sequences=7")
     assert value["code"] == "infeasible"
-    assert {one["code"] for one in value["reasons"]} == {"slice_factors", "batch_not_divisible"}
+    assert {reason["code"] for reason in value["reasons"]} == {
+        "slice_factors",
+        "batch_not_divisible",
+    }
     overrides = value["suggestions"][0]["overrides"]
-    settings = [word for one in overrides for word in ("--set", one)]
+    settings = [word for override in overrides for word in ("--set", override)]
     assert orch("plan", TINY, *settings).returncode == 0
 
 
@@ -148,11 +155,11 @@ def test_the_next_command_and_known_names_are_values(orch: RunOrch, tmp_path: Pa
     assert (hint["kind"], hint["value"]) == ("command", "orch submit SPEC")
     claimed_run(tmp_path, key="first")
     value = error_of(orch, "status", "it", *at)
-    values = [(one["kind"], one["value"]) for one in value["suggestions"]]
+    values = [(suggestion["kind"], suggestion["value"]) for suggestion in value["suggestions"]]
     assert values == [("known", "first"), ("command", f"orch runs --storage {tmp_path}")]
     live = error_of(orch, "rm", "first", "--yes", *at)
     assert live["code"] == "run_is_live"
-    assert [one["kind"] for one in live["suggestions"]] == ["command"]
+    assert [suggestion["kind"] for suggestion in live["suggestions"]] == ["command"]
 
 
 def test_a_file_of_runs_has_the_line_and_the_column(orch: RunOrch, tmp_path: Path) -> None:
@@ -282,7 +289,7 @@ def test_a_folder_of_weights_that_is_not_here_is_said_before_anything_starts(
     tiny = ROOT / "specs" / "tiny_2pod.yaml"
     words = (str(tiny), "--set", f"experiment.start.huggingface={tmp_path}/weights")
     planned = json.loads(orch("plan", *words, "--json").stdout)
-    [warning] = [one for one in planned["warnings"] if one["code"] == "input_missing"]
+    [warning] = [warning for warning in planned["warnings"] if warning["code"] == "input_missing"]
     named = {"key": "experiment.start.huggingface", "path": f"{tmp_path}/weights"}
     assert warning["figures"] == named
     refused = orch("submit", *words, "--no-prove", "--set", f"run.storage={tmp_path}/runs")

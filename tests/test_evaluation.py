@@ -247,7 +247,9 @@ def test_a_wrong_evaluation_is_refused(
 ) -> None:
     with pytest.raises(SpecProblems) as raised:
         spec_with(tmp_path, data, evaluation)
-    assert [(one.code, one.key) for one in raised.value.problems] == [(code, "run.evaluation.path")]
+    assert [(problem.code, problem.key) for problem in raised.value.problems] == [
+        (code, "run.evaluation.path")
+    ]
 
 
 def test_its_cost_is_a_line_of_goodput(tmp_path: Path) -> None:
@@ -263,7 +265,7 @@ def test_its_cost_is_a_line_of_goodput(tmp_path: Path) -> None:
     section = _goodput_section(plan)
     assert section is not None
     assert section.lines[-1].computed.value == pytest.approx(goodput.expected)
-    [line] = [one for one in goodput.lines if one.kind == "evaluation"]
+    [line] = [line for line in goodput.lines if line.kind == "evaluation"]
     executed = sum(one.inputs["flops"] for one in plan.forecast.time if one.resource == "mxu")
     tokens_per_device = 64 * 4096 / 64
     matmuls = 2 * (plan.model.parameters - 128_256 * 4096) * tokens_per_device  # norms are few
@@ -275,7 +277,7 @@ def test_its_cost_is_a_line_of_goodput(tmp_path: Path) -> None:
     in_steps = 2 * goodput.inputs.evaluation.forward_flops / executed
     assert line.each_s == pytest.approx(in_steps * step_s)
     assert line.each_s * line.per_day / DAY_S == pytest.approx(line.share)
-    assert sum(one.share for one in goodput.lines) + goodput.expected == pytest.approx(1.0)
+    assert sum(line.share for line in goodput.lines) + goodput.expected == pytest.approx(1.0)
     of_stepping = line.share / (line.share + goodput.expected)
     assert of_stepping == pytest.approx(in_steps / (50 + in_steps))
     assert goodput.expected < without.forecast.goodput.expected
@@ -366,7 +368,9 @@ def test_mlflow_gets_each_evaluation_once() -> None:
     plan: Plan = tiny_plan()
     _, steps = evaluated_run()
     points = [point for timed in steps[2] for point in metrics.of_step(timed, plan)]
-    found = {(one.name, one.step): one.value for one in points if one.name.startswith("eval/")}
+    found = {
+        (point.name, point.step): point.value for point in points if point.name.startswith("eval/")
+    }
     assert found == {
         ("eval/loss", 7): 2.5,
         ("eval/perplexity", 7): exp(2.5),

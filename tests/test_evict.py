@@ -170,7 +170,7 @@ def test_an_attempt_has_ended_when_no_rank_of_it_is_left(tmp_path: Path) -> None
     first = driver(tmp_path, _1_0_3="out of luck", _1_1_3="wait")
     with counted_ends() as left:
         assert drivers.run_to_end(first) == 0
-    assert [one.reason for one in first.writer.run().attempts] == ["failure", "finished"]
+    assert [attempt.reason for attempt in first.writer.run().attempts] == ["failure", "finished"]
     assert left == [0, 0]
 
 
@@ -182,7 +182,7 @@ def test_an_attempt_has_not_ended_while_a_rank_may_still_start(
     first = driver(tmp_path, _1_0_0="out of luck", _1_1_start="be late")
     with counted_ends() as left:
         assert drivers.run_to_end(first) == 0
-    assert [one.reason for one in first.writer.run().attempts] == ["failure", "finished"]
+    assert [attempt.reason for attempt in first.writer.run().attempts] == ["failure", "finished"]
     assert left == [0, 0]
 
 

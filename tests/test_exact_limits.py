@@ -57,8 +57,8 @@ def test_an_attempt_may_be_without_progress_for_exactly_its_limit() -> None:
 
 def test_a_rank_silent_since_exactly_then_counts_as_silent() -> None:
     monitor = watched((1.0, [beat(0), beat(1)]), (2.0, [beat(1, 2.0)]))
-    assert [one.rank for one in monitor.silent_ranks(since_s=1.0)] == [0]
-    assert [one.rank for one in monitor.silent_ranks(since_s=0.999)] == []
+    assert [silent_rank.rank for silent_rank in monitor.silent_ranks(since_s=1.0)] == [0]
+    assert [silent_rank.rank for silent_rank in monitor.silent_ranks(since_s=0.999)] == []
 
 
 @pytest.mark.parametrize("ranks", [1, 99, 100])

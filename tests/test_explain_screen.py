@@ -118,7 +118,7 @@ def test_what_the_book_leaves_out_is_said() -> None:
     assert (half["ways"], half["length"], half["share"]) == (8, 16, 0.5)
     renting = found["renting"]
     assert renting is not None
-    obstacles = [one.code for one in renting["obstacles"]]
+    obstacles = [obstacle.code for obstacle in renting["obstacles"]]
     assert obstacles == ["slice_not_rented", "slices_not_joined"]
     words = {about: (planned, why) for about, _, planned, why in difference_texts(found)}
     assert "8,960 = 2^8 x 5 x 7" in words["mesh of a pod"][1]
@@ -160,7 +160,11 @@ def test_every_constant_names_the_runs_behind_it() -> None:
     """Those of the chip by name, those that all chips share by their number."""
     found = explanation_of("70b-four-pods").expectation
     assert found is not None
-    rows = {(part.name, one.symbol): one.rows for part in found.parts for one in part.constants}
+    rows = {
+        (part.name, constant.symbol): constant.rows
+        for part in found.parts
+        for constant in part.constants
+    }
     assert {*rows} == {
         ("matmuls", "share"), ("attention", "share"), ("exposed gathers", "exposed"),
         ("exposed tensor", "exposed"),

@@ -143,7 +143,7 @@ def check_cluster(objects: list[dict[str, Any]], chip: Chip, topology: str, pods
 
 def check_jobset(objects: list[dict[str, Any]], chip: Chip, topology: str, pods: int) -> None:
     check_objects(objects)
-    jobs = {one["name"]: one for one in objects[-1]["spec"]["replicatedJobs"]}
+    jobs = {job["name"]: job for job in objects[-1]["spec"]["replicatedJobs"]}
     size = hosts(chip, catalog.topology(chip, topology))
     job = jobs["slice"]["template"]["spec"]
     assert jobs["slice"]["replicas"] == pods
@@ -205,7 +205,7 @@ def test_the_options_of_the_spec_are_in_the_manifest() -> None:
     (group,) = cluster["spec"]["workerGroupSpecs"]
     pod = group["template"]["spec"]
     assert pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
-    assert {one["key"] for one in pod["tolerations"]} == {
+    assert {toleration["key"] for toleration in pod["tolerations"]} == {
         "google.com/tpu",
         "cloud.google.com/gke-spot",
     }
@@ -265,7 +265,7 @@ def check_node(chip: str, pod: dict[str, Any]) -> None:
     arm = {"kubernetes.io/arch": "arm64"} if chip == "gb200" else {}
     selected = {"cloud.google.com/gke-accelerator": names.accelerator, **arm}
     assert pod["nodeSelector"] == selected
-    taints = {one["key"]: one.get("value") for one in pod["tolerations"]}
+    taints = {toleration["key"]: toleration.get("value") for toleration in pod["tolerations"]}
     assert taints == {"nvidia.com/gpu": None, **arm}
 
 
@@ -300,7 +300,7 @@ def test_nodes_of_gpus_have_a_jobset(chip: str, topology: str, nodes: int, gpus:
     """A domain of several nodes has a node pool of its own; a node by itself needs none."""
     objects = exported("jobset", *on(chip, topology, 2))
     check_jobset(objects, catalog.chip(chip), topology, 2)
-    jobs = {one["name"]: one["template"] for one in objects[-1]["spec"]["replicatedJobs"]}
+    jobs = {job["name"]: job["template"] for job in objects[-1]["spec"]["replicatedJobs"]}
     assert ("metadata" in jobs["slice"]) == (nodes > 1)
     job = jobs["slice"]["spec"]
     assert job["parallelism"] == nodes

@@ -297,7 +297,7 @@ def test_a_new_driver_evicts_the_ranks_of_a_stopped_one(tmp_path: Path) -> None:
         assert run.driver.wait(10) == -signal.SIGKILL
         assert run.ranks_left() == []
     after = run.recorded.run()
-    assert (after.state, [one.reason for one in after.attempts]) == (
+    assert (after.state, [attempt.reason for attempt in after.attempts]) == (
         "succeeded",
         ["lost", "finished"],
     )
@@ -323,8 +323,8 @@ def test_ranks_that_are_stopped_too_are_killed(
     """They look at nothing, and hold their slices."""
     monkeypatch.setattr(driver, "_EXIT_LIMIT_S", 0.5)
     with stalled(tmp_path) as run:
-        for one in run.ranks().values():
-            os.kill(one.process.pid, signal.SIGSTOP)
+        for rank in run.ranks().values():
+            os.kill(rank.process.pid, signal.SIGSTOP)
         writer = journal.claim_run(run.recorded, resumes=True)
         assert run_to_end(Driver(writer, ProcessBackend(), worker=WORKER)) == 0
         assert run.ranks_left() == []

@@ -70,7 +70,7 @@ def check_nothing_is_lost(result: Simulated) -> None:
         if attempt.steps_done:
             assert attempt.restored_steps == newest, attempt
         newest = attempt.saved_steps or newest
-    assert all(one.step <= result.run.steps for one in result.saves)
+    assert all(save.step <= result.run.steps for save in result.saves)
 
 
 def compare(

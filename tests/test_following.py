@@ -162,7 +162,7 @@ def test_what_is_waited_for_is_counted_on_a_terminal_alone(
     following.look()
     shown(TaskEnded(task="run"))
     printed = capsys.readouterr()
-    assert [one.partition(" s  ")[2].partition("  ")[0] for one in printed.out.splitlines()] == [
+    assert [line.partition(" s  ")[2].partition("  ")[0] for line in printed.out.splitlines()] == [
         "compiled in 2 s, state ready in 1 s",
         "step 1 of 3",
     ]

@@ -262,7 +262,7 @@ def test_a_run_that_may_shrink_waits_a_minute_and_goes_on_with_fewer() -> None:
 )
 def test_a_plan_warns_of_what_cannot_keep_up(failures: dict[str, float], codes: set[str]) -> None:
     """A storage of 1 GB/s takes 14 min for 847 GB, and steps wait for it every minute."""
-    warned = {one.code for one in make_plan(failing(spec_of(), **failures)).warnings}
+    warned = {warning.code for warning in make_plan(failing(spec_of(), **failures)).warnings}
     about = {"storage_too_slow", "checkpoint_interval", "mostly_recovering", "saves_block"}
     assert warned & about == codes
 
@@ -288,11 +288,11 @@ def test_the_plan_is_whole_as_json(four_pods: Plan) -> None:
 
 def test_published_shares_are_inside_their_predicted_intervals() -> None:
     """Each from its own rates; a share that a run was above is no higher than the interval."""
-    scores = {one.id: one for one in goodput_scores()}
+    scores = {score.id: score for score in goodput_scores()}
     assert len(scores) == 6
-    for one in scores.values():
-        low = 0.0 if one.reported_is == "at_least" else one.predicted.low - 0.03
-        assert low <= one.reported <= one.predicted.high + 0.03, one
+    for score in scores.values():
+        low = 0.0 if score.reported_is == "at_least" else score.predicted.low - 0.03
+        assert low <= score.reported <= score.predicted.high + 0.03, score
     llama = scores["Llama 3 405B, 16,384 H100"]
     assert llama.predicted.value > llama.reported
     storage, memory = (
@@ -304,7 +304,7 @@ def test_published_shares_are_inside_their_predicted_intervals() -> None:
 def test_recoveries_of_the_campaign_are_the_drivers_own_times() -> None:
     """Within a fifth of the recorded medians, for all kinds of faults."""
     scores = recovery_scores()
-    assert sum(one.faults for one in scores) == 43
+    assert sum(score.faults for score in scores) == 43
     for one in scores:
         assert one.predicted_s == pytest.approx(one.recorded_s, rel=0.2), one
 
@@ -312,9 +312,9 @@ def test_recoveries_of_the_campaign_are_the_drivers_own_times() -> None:
 def test_the_docs_have_these_figures() -> None:
     """Both tables, to the figures shown."""
     text = (ROOT / "docs" / "goodput.md").read_text(encoding="utf-8")
-    for one in goodput_scores():
-        low, high = f"{one.predicted.low:.1%}", f"{one.predicted.high:.1%}"
-        row = f"| {one.id} | {one.predicted.value:.1%} | {low} to {high} |"
+    for score in goodput_scores():
+        low, high = f"{score.predicted.low:.1%}", f"{score.predicted.high:.1%}"
+        row = f"| {score.id} | {score.predicted.value:.1%} | {low} to {high} |"
         assert row.replace("%", " %") in text
     for each in recovery_scores():
         assert (
@@ -334,5 +334,5 @@ def test_explain_derives_the_same_goodput(four_pods: Plan) -> None:
     assert values["saving"] == pytest.approx(shares["saving"])
     recovering = sum(shares[kind] for kind in ("detection", "waiting", "restart", "restore"))
     assert values["recovering"] == pytest.approx(recovering)
-    assert {"tpu-v4-fleet", "meta-reliability"} <= {one.key for one in sheet.sources}
+    assert {"tpu-v4-fleet", "meta-reliability"} <= {source.key for source in sheet.sources}
     assert explain(load(FOUR_PODS, ["resources.goodput=90%"])).goodput is None

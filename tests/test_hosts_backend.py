@@ -98,7 +98,7 @@ def driver(storage: Path, steps: int = STEPS, **failures: str) -> Driver:
 
 
 def reasons(run: Run) -> list[str | None]:
-    return [one.reason for one in run.attempts]
+    return [attempt.reason for attempt in run.attempts]
 
 
 def test_a_run_does_all_its_steps(tmp_path: Path, meeting: Path) -> None:
@@ -179,8 +179,8 @@ def test_a_host_that_is_stopped_is_gone_and_comes_back(tmp_path: Path, meeting: 
         assert run_to_end(first) == 0
         striker.join()
         assert ranks
-        within(lambda: all(one.run is None for one in Meeting(meeting).hosts()))
-        assert not any(liveness_of(one) for one in ranks)
+        within(lambda: all(host.run is None for host in Meeting(meeting).hosts()))
+        assert not any(liveness_of(rank) for rank in ranks)
     run = first.writer.run()
     assert run.state == "succeeded"
     assert run.attempts[0].reason in ("failure", "preemption")
@@ -209,7 +209,7 @@ def test_a_new_driver_of_the_run_takes_the_hosts_from_a_driver_that_stalls(
                 run=path, claim=claim, attempt=number, plan_digest=plan.digest, heartbeat_s=0.25
             )
             attempt.start(args, ("slice-0", "slice-1"))
-            within(lambda: all(one.run for one in Meeting(meeting).hosts()))
+            within(lambda: all(host.run for host in Meeting(meeting).hosts()))
             first.writer.end_attempt("failure")
         ended = old.next_event(5.0)
         assert ended is not None
@@ -218,7 +218,7 @@ def test_a_new_driver_of_the_run_takes_the_hosts_from_a_driver_that_stalls(
         old.__exit__(None, None, None)
         assert Meeting(meeting).order() == before
         new.__exit__(None, None, None)
-        within(lambda: all(one.run is None for one in Meeting(meeting).hosts()))
+        within(lambda: all(host.run is None for host in Meeting(meeting).hosts()))
 
 
 def test_a_superseded_claim_gives_the_hosts_no_order(tmp_path: Path, meeting: Path) -> None:

@@ -316,7 +316,7 @@ def test_weights_of_a_run_on_a_bucket_are_the_same(
     write.write(request, plan)
     name = "model.safetensors"
     assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
-    shard = next(one for one in bucket_server.names() if "expert_gate/c" in one)
+    shard = next(name for name in bucket_server.names() if "expert_gate/c" in name)
     del bucket_server.objects[shard]
     with pytest.raises(CheckpointFailed, match=f"{scheme}://bucket/runs/key/checkpoints/0"):
         write.write(replace(request, out=str(tmp_path / "again")), plan)

@@ -33,8 +33,8 @@ main()
 @pytest.fixture(scope="module", autouse=True)
 def imported() -> None:
     """A module first imported while a test replaces a name would hold what replaced it for good."""
-    for one in iter_modules(run.__path__, "orchestrator.run."):
-        import_module(one.name)
+    for module in iter_modules(run.__path__, "orchestrator.run."):
+        import_module(module.name)
 
 
 @pytest.mark.parametrize(

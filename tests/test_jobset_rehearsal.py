@@ -66,7 +66,8 @@ def test_hosts_and_their_driver_meet_in_a_bucket(
 
 def containers(manifest: dict[str, Any], job: str) -> tuple[int, int, dict[str, Any]]:
     """How many slices and hosts of each a job has, and the container of its pods."""
-    [found] = [one for one in manifest["spec"]["replicatedJobs"] if one["name"] == job]
+    jobs = manifest["spec"]["replicatedJobs"]
+    [found] = [described for described in jobs if described["name"] == job]
     inside = found["template"]["spec"]
     [container] = inside["template"]["spec"]["containers"]
     return found["replicas"], inside["parallelism"], container
@@ -144,7 +145,7 @@ def test_the_processes_of_a_jobset_train(
             capture_output=True, text=True, check=False,
         )  # fmt: skip
     assert (done.returncode, started) == (0, hosts), done.stderr
-    [run] = [one.run() for one in journal.list_journals(storage.folder(runs))]
+    [run] = [found.run() for found in journal.list_journals(storage.folder(runs))]
     assert (run.run, run.state, run.steps_done) == (
         manifest["metadata"]["name"],
         "succeeded",

@@ -158,7 +158,7 @@ def test_each_attempt_names_its_own_plan(tmp_path: Path) -> None:
     writer.end_attempt("preemption")
     writer.start_attempt(tiny_plan(2))
     run = writer.run()
-    assert [one.pods for one in run.attempts] == [4, 2]
+    assert [attempt.pods for attempt in run.attempts] == [4, 2]
     assert (run.pods, run.requested_pods, run.plan_digest) == (2, 4, tiny_plan(2).digest)
     assert writer.journal.plan(run.plan_digest) == tiny_plan(2)
 

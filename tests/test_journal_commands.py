@@ -248,7 +248,7 @@ def test_orch_status_finds_a_run_by_key_prefix_or_path(orch: RunOrch, tmp_path: 
     output = json.loads(orch("status", str(run_journal.path), "--json").stdout)
     assert output.keys() >= PROMISED | {"forecast"}
     assert (output["state"], output["tracking"]["run_id"]) == ("running", "7")
-    assert [one["reason"] for one in output["attempts"]] == ["failure", None]
+    assert [attempt["reason"] for attempt in output["attempts"]] == ["failure", None]
 
 
 @pytest.mark.parametrize(

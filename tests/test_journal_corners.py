@@ -70,9 +70,9 @@ def test_the_running_attempt_of_a_lost_run_is_lost(
     writer.start_attempt(tiny_plan())
     writer.end_attempt("hang")
     writer.start_attempt(tiny_plan())
-    assert [one.reason for one in writer.run().attempts] == ["hang", None]
+    assert [attempt.reason for attempt in writer.run().attempts] == ["hang", None]
     lose_driver(monkeypatch)
-    assert [one.reason for one in writer.run().attempts] == ["hang", "lost"]
+    assert [attempt.reason for attempt in writer.run().attempts] == ["hang", "lost"]
 
 
 def test_of_two_ranks_the_one_behind_is_to_blame() -> None:
@@ -236,7 +236,9 @@ def test_heartbeats_are_repeated(tmp_path: Path) -> None:
     watch = journal.ClaimWatch(writer.journal.path, writer.number, number)
 
     def looked() -> int:
-        seen.update(one.at_s for one in read_heartbeats(writer.journal.path, number).values())
+        seen.update(
+            heartbeat.at_s for heartbeat in read_heartbeats(writer.journal.path, number).values()
+        )
         return len(seen)
 
     with HeartbeatWriter(writer.journal.path, number, 0, "pod-0", 0.01, watch, lambda: None):
@@ -252,6 +254,6 @@ def test_what_was_set_aside_stays_beside_the_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     path.write_bytes(b"damaged")
     files.set_aside(path, ".damaged-1")
-    assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [
         (".plan.json.damaged-1", b"damaged")
     ]

@@ -85,7 +85,7 @@ def test_each_changed_event_shows_and_stops_a_resume(tmp_path: Path, number: int
     edit(
         run.paths.events / f"{number:06d}.json", lambda text: text.replace(b'"at_s":', b'"at_s":1')
     )
-    assert any(f"events/{number:06d}.json" in one for one in run.run().problems)
+    assert any(f"events/{number:06d}.json" in problem for problem in run.run().problems)
     with pytest.raises(JournalDamaged, match=r"orch doctor .*/it"):
         journal.claim_run(run, resumes=True)
 
@@ -139,7 +139,7 @@ def test_a_note_that_is_one_event_behind_is_no_problem(tmp_path: Path) -> None:
 def test_damaged_steps_are_a_problem(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     run = ended_run(tmp_path)
     edit(run.paths.steps(1), damage)
-    assert any("001/steps.jsonl" in one for one in run.run().problems)
+    assert any("001/steps.jsonl" in problem for problem in run.run().problems)
 
 
 def test_steps_that_a_checkpoint_has_are_missed_while_the_attempt_runs(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_changed_plan_or_spec_is_refused(tmp_path: Path) -> None:
         path.write_bytes(before.replace(was, now, 1))
         with pytest.raises(JournalDamaged, match="was changed"):
             run.plan(digest)
-        assert any("was changed" in one for one in run.status().problems)
+        assert any("was changed" in problem for problem in run.status().problems)
         path.write_bytes(before)
     edit(run.paths.spec, lambda text: text.replace(b'"seed": 0', b'"seed": 1'))
     with pytest.raises(JournalDamaged, match=r"spec\.json"):
@@ -209,7 +209,7 @@ def test_each_event_names_the_one_before(tmp_path: Path) -> None:
     files = sorted(run.paths.events.glob("0*.json"))
     events = [json.loads(path.read_bytes()) for path in files]
     digests = ["", *(event_chain.digest(path.read_bytes()) for path in files)]
-    assert [one["previous"] for one in events] == digests[:-1]
+    assert [event["previous"] for event in events] == digests[:-1]
     note = json.loads(run.paths.newest_event.read_bytes())
     assert note == {"number": len(files), "sha256": digests[-1]}
 
@@ -294,7 +294,10 @@ def test_what_cannot_be_made_again_is_told(tmp_path: Path) -> None:
     edit(run.paths.documents / "spec.yaml", lambda text: text + b"0")
     edit(run.paths.steps(1), lambda text: text[: len(text) // 2])
     shutil.rmtree(run.path / "checkpoints")
-    found = {one.kind: one for one in doctor_run(run.key, run.path.parent, repairs=True).findings}
+    found = {
+        finding.kind: finding
+        for finding in doctor_run(run.key, run.path.parent, repairs=True).findings
+    }
     assert found.keys() == {"spec", "document", "steps", "checkpoint"}
     assert [kind for kind, one in found.items() if one.stops] == ["spec", "checkpoint"]
     assert not any(one.repairable for one in found.values())

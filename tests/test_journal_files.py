@@ -73,7 +73,7 @@ def test_a_folder_in_place_of_a_file_is_a_problem(tmp_path: Path) -> None:
     (run_journal.paths.requests / "000001.json").mkdir()
     problems = run_journal.run().problems
     for name in ("events/000003.json", "requests/000001.json"):
-        assert any(f"{name}: cannot be read: Is a directory" in one for one in problems)
+        assert any(f"{name}: cannot be read: Is a directory" in problem for problem in problems)
 
 
 def test_the_number_of_an_unreadable_event_is_taken(tmp_path: Path) -> None:

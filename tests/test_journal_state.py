@@ -172,7 +172,7 @@ def test_a_damaged_journal_is_read_as_far_as_possible(
     left: list[AnyEvent], reasons: list[str | None], state: State
 ) -> None:
     run = run_of(state_after(*left), at(2.0))
-    assert [one.reason for one in run.attempts] == reasons
+    assert [attempt.reason for attempt in run.attempts] == reasons
     assert run.state == state
     assert run.problems
 
@@ -185,7 +185,7 @@ def test_a_new_claim_closes_the_open_attempt() -> None:
         STOPPING,
         again,
     )
-    assert [one.reason for one in story.attempts] == ["lost"]
+    assert [attempt.reason for attempt in story.attempts] == ["lost"]
     assert (story.stopping, story.open_attempt, story.writer) == (None, None, 5)
     assert story.resumed_at == 1
     resumed = state_after(CLAIM, START, structs.replace(again, resumes=True))
@@ -212,9 +212,9 @@ EVENTS: st.SearchStrategy[AnyEvent] = st.one_of(
 def test_any_events_give_a_legal_state(events: list[AnyEvent]) -> None:
     """Attempts are in order, only the newest may be open, and none after the end."""
     for story in states_after(events):
-        numbers = [one.number for one in story.attempts]
+        numbers = [attempt.number for attempt in story.attempts]
         assert numbers == sorted(set(numbers))
-        assert all(one.reason is not None for one in story.attempts[:-1])
+        assert all(attempt.reason is not None for attempt in story.attempts[:-1])
         assert not (story.ended and story.open_attempt)
         assert 1 <= story.resumed_at <= story.next_attempt
 
@@ -228,7 +228,7 @@ def test_any_run_has_a_legal_status(events: list[AnyEvent], gone: bool, now_s: f
         assert run.state == story.ended.state
     elif story.claim and (gone or now_s > 11.0):
         assert run.state == "lost"
-        assert all(one.reason for one in run.attempts)
+        assert all(attempt.reason for attempt in run.attempts)
     else:
         assert run.state in LIVE or (story.claim is None and now_s > 601.0)
 
@@ -240,16 +240,16 @@ def test_events_that_a_writer_may_write_are_no_problem(events: list[AnyEvent]) -
         if violation(story, event) is None:
             story = apply(story, story.last + 1, event)
     assert story.problems == ()
-    assert [one.number for one in story.attempts] == list(range(1, story.next_attempt))
+    assert [attempt.number for attempt in story.attempts] == list(range(1, story.next_attempt))
 
 
 @given(st.lists(EVENTS, max_size=30))
 def test_an_ended_attempt_never_changes(events: list[AnyEvent]) -> None:
     told_so_far: dict[int, object] = {}
     for story in states_after(events):
-        for one in story.attempts:
-            if one.reason is not None:
-                assert told_so_far.setdefault(one.number, one) == one
+        for attempt in story.attempts:
+            if attempt.reason is not None:
+                assert told_so_far.setdefault(attempt.number, attempt) == attempt
 
 
 @given(EVENTS)

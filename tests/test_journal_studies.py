@@ -60,7 +60,7 @@ def test_a_study_is_not_listed_as_a_run(tmp_path: Path) -> None:
     opened_study(tmp_path)
     claimed_run(tmp_path, key="a-run")
     assert [run.run for run in journal.list_runs(tmp_path)[0]] == ["a-run"]
-    assert [one.key for one in journal.list_studies(tmp_path)] == [opened_study(tmp_path).key]
+    assert [study.key for study in journal.list_studies(tmp_path)] == [opened_study(tmp_path).key]
 
 
 def test_trials_are_named_before_they_start(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_trials_are_named_before_they_start(tmp_path: Path) -> None:
     assert [name.removeprefix(f"{study.key}-") for name in names] == [
         "trial-1.1", "trial-1.2", "trial-2.1", "trial-1.1.2",
     ]  # fmt: skip
-    assert [one.run for one in study.trial_starts()] == names
+    assert [start.run for start in study.trial_starts()] == names
     assert study.trial_run(study.trial_starts()[0]) is None
 
 
@@ -129,7 +129,7 @@ def test_a_trial_start_that_loses_a_race_is_repeated(
 
     monkeypatch.setattr(events, "append", late)
     assert journal.start_trial(study, 1, 1).run.endswith("trial-1.1.2")
-    assert next(one.run for one in study.trial_starts()) == "other"
+    assert next(start.run for start in study.trial_starts()) == "other"
 
 
 def test_the_first_tracked_run_of_a_study_stays(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_a_study_does_not_own_the_runs_that_it_names(tmp_path: Path) -> None:
     assert study.status().runs == ()
     assert journal.find_runs(tmp_path, study.key) == []
     journal.remove_study(study)
-    assert [one.key for one in journal.list_journals(tmp_path)] == ["precious"]
+    assert [found.key for found in journal.list_journals(tmp_path)] == ["precious"]
 
 
 def test_a_list_reads_each_run_once(

@@ -66,5 +66,5 @@ def test_wrong_latents_are_refused(
     """With the key, and what must be."""
     with pytest.raises(SpecProblems) as refused:
         load(written(tmp_path, model, remat))
-    found = [(one.key, one.code) for one in refused.value.problems]
+    found = [(problem.key, problem.code) for problem in refused.value.problems]
     assert (f"experiment.{key}", code) in found

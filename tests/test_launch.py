@@ -233,7 +233,7 @@ def send_noise(port: int) -> None:
 
 
 def steps_done(storage: Path) -> int:
-    return sum(one.run().steps_done for one in journal.list_journals(storage))
+    return sum(found.run().steps_done for found in journal.list_journals(storage))
 
 
 def mark_of(process: subprocess.Popen[bytes]) -> str:

@@ -44,8 +44,8 @@ def test_lost_slices_and_a_hang_are_survived(tmp_path: Path) -> None:
         assert third.error.startswith("rank 0 has sent no heartbeat for 40 s (process ")
         ended = run.to_the_end()
     assert (ended.state, ended.problems) == ("succeeded", ())
-    assert [one.restored_steps for one in ended.attempts[1:]] == sorted(
-        one.restored_steps for one in ended.attempts[1:]
+    assert [attempt.restored_steps for attempt in ended.attempts[1:]] == sorted(
+        attempt.restored_steps for attempt in ended.attempts[1:]
     )
     assert attempt_process.marked(run.cluster.mark) == []
     with emulated(spec, tmp_path / "whole", steps=40) as undisturbed:
@@ -74,7 +74,7 @@ def test_three_pods_of_four_go_on_in_the_same_order(tmp_path: Path) -> None:
     assert (after.reason, after.pods) == ("finished", 3)
     assert after.slices == ("pod-0", "pod-1", "pod-3")
     assert after.restored_steps > 0
-    batches = [run.recorded.plan(one.plan_digest).batch for one in ended.attempts]
+    batches = [run.recorded.plan(attempt.plan_digest).batch for attempt in ended.attempts]
     assert [batch.sequences for batch in batches] == [24, 24]
     with emulated(spec, tmp_path / "whole", steps=24) as undisturbed:
         undisturbed.to_the_end()
@@ -143,6 +143,6 @@ def test_a_run_is_taken_over_from_a_driver_that_was_stopped(
         assert liveness.is_gone(driver)
     run = recorded.run()
     assert (run.state, run.problems) == ("succeeded", ())
-    assert [one.reason for one in run.attempts] == ["lost", "finished"]
+    assert [attempt.reason for attempt in run.attempts] == ["lost", "finished"]
     assert run.attempts[1].restored_steps == run.attempts[0].saved_steps
     assert len(losses(recorded)) == 60

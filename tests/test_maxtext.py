@@ -416,7 +416,9 @@ def test_a_file_may_add_to_the_defaults_alone() -> None:
     """MaxText's `base.yml`; another file's keys are not read, so that its name is refused."""
     plain = words("steps=5")
     assert words("steps=5 base_config=base.yml") == plain
-    assert any("base_config" in one for one in problems("base_config=inference/jetstream.yml"))
+    assert any(
+        "base_config" in problem for problem in problems("base_config=inference/jetstream.yml")
+    )
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,9 @@ def test_a_foreign_program_is_priced_by_its_own_mesh(
     text = (Path(programs.__file__).parent / "schedule.txt").read_text(encoding="utf-8")
     read = maxtext_summary(text, found, 2, plan_of_run(ROWS[0]))
     assert read.schedule is not None
-    reduce = next(one for one in read.schedule.collectives if one.kind == "all-reduce")
+    reduce = next(
+        collective for collective in read.schedule.collectives if collective.kind == "all-reduce"
+    )
     assert reduce.axes == ("fsdp",)
     assert reduce.exposed_s > 0
     assert read.schedule.total_s == pytest.approx(sum(line.total_s for line in read.schedule.lines))

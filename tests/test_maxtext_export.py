@@ -207,7 +207,7 @@ def test_a_refusal_says_where_the_key_stands(tmp_path: Path) -> None:
     spec.write_text(text)
     with pytest.raises(NotForMaxText) as error:
         api.export_maxtext(spec)
-    line = text.splitlines().index(next(one for one in text.splitlines() if "tensor" in one)) + 1
+    line = text.splitlines().index(next(line for line in text.splitlines() if "tensor" in line)) + 1
     assert error.value.unsaid[0].place.startswith(f"{spec}:{line}:")
 
 

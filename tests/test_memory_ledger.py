@@ -261,7 +261,7 @@ def test_matrices_of_experts_are_turned_before_the_first_product() -> None:
     assert [working(phase, "gathered weights") / first for phase in in_turn] == [3, 1, 1]
     assert [working(phase, "mlp") / product for phase in in_turn] == [1, 3, 2]
     rows = [working(phase, "rows of experts") for phase in in_turn]
-    assert [one / rows[0] for one in rows] == [1, 1, 2]
+    assert [row / rows[0] for row in rows] == [1, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -346,7 +346,9 @@ def test_forecasts_are_within_5_percent_of_compiled_peaks(row: BenchPlan) -> Non
 
 def test_half_of_the_mixtures_are_within_5_percent() -> None:
     misses = [
-        abs(one.memory - 1) for one in proof_table.results() if model_named(one.row.model).moe
+        abs(result.memory - 1)
+        for result in proof_table.results()
+        if model_named(result.row.model).moe
     ]
     assert median(misses) <= 0.05
 

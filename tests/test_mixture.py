@@ -180,7 +180,7 @@ def test_wrong_mixtures_are_refused(tmp_path: Path, moe: str, key: str, code: st
     """By the key and the code of the problem."""
     with pytest.raises(SpecProblems) as caught:
         load(written(tmp_path, moe))
-    found = [(one.key, one.code) for one in caught.value.problems]
+    found = [(problem.key, problem.code) for problem in caught.value.problems]
     assert found == [(f"experiment.model.moe.{key}", code)]
 
 

@@ -32,8 +32,8 @@ class ScriptedAttempt:
     def __init__(self, *events: AttemptEvent, slices: tuple[Slice, ...] | None = WHOLE) -> None:
         self.events: queue.SimpleQueue[AttemptEvent] = queue.SimpleQueue()
         self._slices = slices
-        for one in events:
-            self.events.put(one)
+        for event in events:
+            self.events.put(event)
 
     def __enter__(self) -> Self:
         return self

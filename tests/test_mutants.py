@@ -88,7 +88,7 @@ def test_every_mutant_of_the_packages_is_a_program(package: campaign.Package) ->
     """Every eighth is parsed; none is named by another mutant's key."""
     mutants = all_mutants(package)
     assert len(mutants) > 50
-    assert len({one.key for one in mutants}) == len(mutants)
+    assert len({mutant.key for mutant in mutants}) == len(mutants)
     for path in package.paths():
         source = (ROOT / path).read_bytes()
         for one in mutants[::8]:
@@ -106,7 +106,7 @@ def test_a_part_of_the_campaign_has_mutants_of_every_package() -> None:
 
 def test_the_list_of_equivalent_mutants_names_mutants_of_today() -> None:
     """With a reason for each."""
-    today = {one.key for package in campaign.PACKAGES for one in all_mutants(package)}
+    today = {mutant.key for package in campaign.PACKAGES for mutant in all_mutants(package)}
     listed = campaign.equivalents()
     assert sorted(listed.keys() - today) == []
     assert all(len(why) > 20 for why in listed.values())

@@ -207,7 +207,7 @@ def test_a_resume_ends_a_driver_that_is_stopped(four: RunningCluster, tmp_path: 
     eventually(lambda: len(only_run(tmp_path).attempts) == 2, LIMIT_S)
     before = only_run(tmp_path).attempts[0].steps_done
     eventually(lambda: only_run(tmp_path).steps_done > before + 3, LIMIT_S)
-    assert [one.pods for one in only_run(tmp_path).attempts] == [3, 3]
+    assert [attempt.pods for attempt in only_run(tmp_path).attempts] == [3, 3]
     assert four.orch("cancel", str(tmp_path / "it"), "--now").returncode == 0
     eventually(lambda: only_run(tmp_path).ended_at_s, LIMIT_S)
 
@@ -256,7 +256,7 @@ def test_trials_of_a_study_follow_each_other(four: RunningCluster, tmp_path: Pat
     assert done.returncode == 0, done.stdout + done.stderr
     [study] = journal.list_studies(storage)
     runs = study.status().runs
-    assert [(one.state, one.steps_done, one.pods, one.rehearsal) for one in runs] == [
+    assert [(run.state, run.steps_done, run.pods, run.rehearsal) for run in runs] == [
         ("succeeded", 3, 1, False), ("succeeded", 3, 2, False),
     ]  # fmt: skip
     assert runs[0].ended_at_s is not None

@@ -57,7 +57,7 @@ def test_other_chips_compute_in_the_type_of_the_spec() -> None:
     )
     refused = refusal(api.load(BASE, asked))
     assert refused is not None
-    chips = {one.chip for one in refused.suggestions()}
+    chips = {suggestion.chip for suggestion in refused.suggestions()}
     assert chips
     assert all("fp8" in catalog.chip(chip).peak_flops_per_s for chip in chips)
 
@@ -71,7 +71,9 @@ def check_pasted(asked: list[str]) -> bool:
     if refused is None:
         return False
     assert refused.suggestions()
-    assert len({one.overrides for one in refused.suggestions()}) == len(refused.suggestions())
+    assert len({suggestion.overrides for suggestion in refused.suggestions()}) == len(
+        refused.suggestions()
+    )
     for one in refused.suggestions():
         plan = api.plan(BASE, [*asked, *one.overrides])
         forecast = plan.forecast
@@ -165,8 +167,8 @@ def test_the_larger_slice_is_the_smallest_that_works(model: str, chip: str, topo
     on = partial(spec_of, model, sequences=64, chip=chip, pods=1, tolerance=0.0)
     refused = refusal(on(topology=topology))
     assert refused
-    (larger,) = (one for one in refused.suggestions() if "resources.topology" in str(one.overrides)
-                 and one.chip == chip)  # fmt: skip
+    (larger,) = (suggestion for suggestion in refused.suggestions() if "resources.topology" in str(suggestion.overrides)
+                 and suggestion.chip == chip)  # fmt: skip
     smaller = [
         one
         for one in rentable(catalog.chip(chip), catalog.model(model))
@@ -182,8 +184,8 @@ def test_the_pods_on_either_side_are_the_nearest() -> None:
     """1,024 sequences on three slices: two and four divide them."""
     refused = refusal(spec_of("llama3-8b", chip="v5e", topology="16x16", pods=3, tolerance=0.0))
     assert refused
-    pods = [one.pods for one in refused.suggestions() if len(one.overrides) == 1
-            and one.overrides[0].startswith("resources.pods")]  # fmt: skip
+    pods = [suggestion.pods for suggestion in refused.suggestions() if len(suggestion.overrides) == 1
+            and suggestion.overrides[0].startswith("resources.pods")]  # fmt: skip
     assert pods == [2, 4]
 
 
@@ -193,13 +195,13 @@ def test_a_domain_of_gpus_is_named_as_the_limit() -> None:
     spec = spec_of("llama3-70b", chip="h100", topology="8", pods=64, mesh=alone)
     refused = refusal(spec)
     assert refused
-    assert [one.code for one in refused.reasons] == ["memory", "largest_domain"]
+    assert [reason.code for reason in refused.reasons] == ["memory", "largest_domain"]
     assert refused.reasons[1].figures == {"chip": "h100", "most": 8}
     assert str(refused).startswith("a slice of h100 is one NVLink domain, of 8 GPUs at most: ")
     first, *others = refused.suggestions()
     assert first.overrides == ("resources.mesh.fsdp_dcn=4",)
-    assert {one.chips for one in refused.suggestions()} == {512}
-    assert {one.chip for one in others} <= set(catalog.chips()) - {"h100"}
+    assert {suggestion.chips for suggestion in refused.suggestions()} == {512}
+    assert {other.chip for other in others} <= set(catalog.chips()) - {"h100"}
 
 
 def test_a_model_beyond_every_chip_is_refused_with_both_sizes() -> None:
@@ -248,8 +250,8 @@ def test_a_refusal_is_quick_and_suggests_what_is_worth_its_price(
     suggestions = refused.suggestions()
     assert time.process_time() - start < 20
     assert suggestions
-    priced = [(one, one.dollars.likeliest, one.days.likeliest) for one in suggestions
-              if one.dollars]  # fmt: skip
+    priced = [(suggestion, suggestion.dollars.likeliest, suggestion.days.likeliest) for suggestion in suggestions
+              if suggestion.dollars]  # fmt: skip
     cheapest = min(dollars for _, dollars, _ in priced)
     for one, dollars, days in priced:
         asked_for = spec.resources.chip, spec.resources.pods.max
@@ -268,11 +270,11 @@ def test_json_has_reasons_and_suggestions(orch: RunOrch) -> None:
     done = orch("plan", str(BASE), *options, "--json")
     assert done.returncode == 2
     value = json.loads(done.stdout)
-    assert [one["code"] for one in value["reasons"]] == ["memory", "largest_domain"]
+    assert [reason["code"] for reason in value["reasons"]] == ["memory", "largest_domain"]
     first = value["suggestions"][0]
     stated = {"chips", "step_s", "days", "dollars", "memory_bytes_per_device"}
     assert stated <= first["leads_to"].keys()
-    pasted = [part for one in first["overrides"] for part in ("--set", one)]
+    pasted = [part for override in first["overrides"] for part in ("--set", override)]
     assert orch("plan", str(BASE), *options, *pasted).returncode == 0
 
 

@@ -89,7 +89,7 @@ LATENT = {
 def test_latent_attention_has_its_weights() -> None:
     """As the paper counts them; the stream's matmuls make the latents and the turned key."""
     [block] = decoder(model_of(**LATENT)).blocks
-    sizes = {one.weight.name: one.weight.elements for one in block.attention.matmuls}
+    sizes = {matmul.weight.name: matmul.weight.elements for matmul in block.attention.matmuls}
     assert sizes == {
         "query_down": 64 * 24, "kv_down": 64 * 32, "key_rope": 64 * 4, "query": 24 * 8 * 16,
         "key": 32 * 8 * 12, "value": 32 * 8 * 20, "output": 8 * 20 * 64,
@@ -197,7 +197,7 @@ def test_a_ring_repeats_parallel_matmuls_as_one() -> None:
 
 def test_weights_have_the_names_of_published_checkpoints() -> None:
     """Those of LlamaForCausalLM."""
-    names = {one.name for one in published_weights(decoder(model_of()), "llama")}
+    names = {weight.name for weight in published_weights(decoder(model_of()), "llama")}
     layer = "model.layers.{layer}."
     assert names == {
         "model.embed_tokens.weight",
@@ -289,11 +289,11 @@ def check_bytes(plan: Plan) -> None:
     layout = layout_of(plan, catalog.chip(plan.chip))
     counted: defaultdict[tuple[str, ...], float] = defaultdict(float)
     ways: dict[tuple[str, ...], int] = {}
-    for one in exchanges(layout):
-        if one.moved_bytes:
-            axes = traced_axes(plan, one)
-            counted[axes] += float(one.moved_bytes)
-            ways[axes] = int(one.ways)
+    for exchange in exchanges(layout):
+        if exchange.moved_bytes:
+            axes = traced_axes(plan, exchange)
+            counted[axes] += float(exchange.moved_bytes)
+            ways[axes] = int(exchange.ways)
     program = load("llama").program(plan, abstract_mesh_of(plan))
     traced: defaultdict[tuple[str, ...], float] = defaultdict(float)
     for (kind, dtype, over, size), calls in count_collectives(

@@ -140,7 +140,7 @@ def test_requested_microbatches_stay() -> None:
 
 def test_an_offer_is_the_plan_of_its_overrides(found: Offers) -> None:
     """Pasted, the overrides give the same mesh, days and dollars."""
-    planned = [one for one in found.offers if one.days]
+    planned = [offer for offer in found.offers if offer.days]
     assert len(planned) > 20
     assert {one.chip for one in planned[::19]} == {"v5e", "v6e", "v5p"}
     for one in planned[::19]:
@@ -163,7 +163,7 @@ def pasted(spec: Spec, one: Offer) -> Spec:
 
 def test_refused_offers_have_no_plan(found: Offers) -> None:
     """An offer that is left out for anything but time cannot be planned."""
-    refused = [one for one in found.offers if one.reason and one.reason.code != "too_slow"]
+    refused = [offer for offer in found.offers if offer.reason and offer.reason.code != "too_slow"]
     assert refused
     for one in refused[::9]:
         with pytest.raises(SpecError):
@@ -172,7 +172,7 @@ def test_refused_offers_have_no_plan(found: Offers) -> None:
 
 def test_too_slow_is_a_bound(found: Offers) -> None:
     """No plan of a slice is faster than the bound for which it was left out."""
-    slow = [one for one in found.offers if one.reason and one.reason.code == "too_slow"]
+    slow = [offer for offer in found.offers if offer.reason and offer.reason.code == "too_slow"]
     assert slow
     for one in slow[::12]:
         assert one.reason
@@ -187,7 +187,7 @@ def test_too_slow_is_a_bound(found: Offers) -> None:
 
 def test_every_offer_says_something(found: Offers) -> None:
     """It has a plan, or the reason why not; of chip, topology and pods each stands once."""
-    places = [(one.chip, one.topology, one.pods) for one in found.offers]
+    places = [(offer.chip, offer.topology, offer.pods) for offer in found.offers]
     assert len(set(places)) == len(places)
     for one in found.offers:
         assert (one.days is None) == (one.reason is not None)
@@ -197,7 +197,7 @@ def test_every_offer_says_something(found: Offers) -> None:
 
 def test_the_frontier_is_what_no_other_undercuts(found: Offers) -> None:
     """Of every offer off the frontier another is at least as fast and as cheap."""
-    planned = [one for one in found.offers if one.days and one.dollars]
+    planned = [offer for offer in found.offers if offer.days and offer.dollars]
     figures = {id(one): expected(one) for one in planned}
     for one in planned:
         days, dollars = figures[id(one)]
@@ -220,7 +220,7 @@ def expected(one: Offer) -> tuple[float, float]:
 
 def test_the_chosen_are_the_least_of_those_that_are_sure(found: Offers) -> None:
     """The cheapest holds both limits, the fastest the budget, each nine times in ten."""
-    planned = [one for one in found.offers if one.odds]
+    planned = [offer for offer in found.offers if offer.odds]
     sure = [one for one in planned if one.odds and (one.odds.both or 0) >= 0.9]
     paid = [one for one in planned if one.odds and (one.odds.in_budget or 0) >= 0.9]
     assert found.cheapest == min(sure, key=lambda one: expected(one)[1])
@@ -256,7 +256,7 @@ def test_where_nothing_is_sure_the_likeliest_stands() -> None:
     assert found.likeliest.odds.both == 0.0
     shown = offers_screen(found, None, "brief")
     assert "no offer comes near: each has odds below 1 %" in shown
-    ends = sorted(expected(one)[1] for one in found.offers if one.on_frontier)
+    ends = sorted(expected(offer)[1] for offer in found.offers if offer.on_frontier)
     [cheapest, fastest] = [line for line in shown.splitlines() if " of all " in line]
     assert cheapest.endswith(f", {dollars(ends[0])}")
     assert fastest.endswith(f", {dollars(ends[-1])}")
@@ -265,7 +265,7 @@ def test_where_nothing_is_sure_the_likeliest_stands() -> None:
 def test_the_reason_names_too_few_sequences() -> None:
     """Sixteen sequences feed no hundred slices."""
     found = api.offers(small_spec(sequences=16, tokens=10**13), chips="v5e", by="60d")
-    codes = {one.reason.code for one in found.offers if one.reason}
+    codes = {offer.reason.code for offer in found.offers if offer.reason}
     assert "too_few_sequences" in codes
     for one in found.offers:
         if one.reason and one.reason.code == "too_few_sequences":
@@ -286,7 +286,7 @@ def test_a_large_batch_is_said() -> None:
     [large] = found.warnings
     assert large.code == "large_batch"
     assert found.critical_batch_tokens == large.figures["critical_tokens"]
-    assert all(one.tokens_per_chip for one in found.offers if one.days)
+    assert all(offer.tokens_per_chip for offer in found.offers if offer.days)
 
 
 # --- odds
@@ -432,9 +432,9 @@ def test_the_price_of_a_spec_is_for_its_own_chip() -> None:
     spec = small_spec()
     spec = replace(spec, resources=replace(spec.resources, dollars_per_chip_hour=1.0))
     found = api.offers(spec, by="30d", chips="v5e,v6e")
-    prices = {one.chip: one.dollars_per_chip_hour for one in found.offers}
+    prices = {offer.chip: offer.dollars_per_chip_hour for offer in found.offers}
     assert prices == {"v5e": 1.2, "v6e": 1.0}
-    other = next(one for one in found.offers if one.chip == "v5e" and one.days)
+    other = next(offer for offer in found.offers if offer.chip == "v5e" and offer.days)
     assert make_plan(pasted(spec, other)).forecast.dollars_per_chip_hour == 1.2
 
 
@@ -458,11 +458,11 @@ def test_an_unknown_price_leaves_dollars_open_and_a_budget_refused(tmp_path: Pat
     mine = tmp_path / "prices.yaml"
     mine.write_text("v5p: 2\n", encoding="utf-8")
     free = api.offers(small_spec(), by="30d", chips="v6e", prices=str(mine))
-    assert {one.dollars for one in free.offers} == {None}
+    assert {offer.dollars for offer in free.offers} == {None}
     assert free.cheapest is None
     assert free.fastest is not None
     paid = api.offers(small_spec(), by="30d", chips="v6e", prices=str(mine), budget="1M")
-    assert {one.reason.code for one in paid.offers if one.reason} == {"no_price"}
+    assert {offer.reason.code for offer in paid.offers if offer.reason} == {"no_price"}
 
 
 # --- sizing
@@ -480,7 +480,7 @@ def test_without_a_topology_the_search_answers(tmp_path: Path) -> None:
     with pytest.raises(NoTopology):
         api.plan(spec)
     found = api.offers(spec, by="40d")
-    assert {one.chip for one in found.offers} == {"v6e"}
+    assert {offer.chip for offer in found.offers} == {"v6e"}
     assert found.cheapest is not None
 
 
@@ -490,7 +490,7 @@ def test_a_mesh_is_for_the_slices_that_it_was_requested_for() -> None:
     mesh = replace(spec.resources.mesh, tensor=4)
     spec = replace(spec, resources=replace(spec.resources, mesh=mesh))
     found = api.offers(spec, by="30d", chips="v6e")
-    assert all("resources.mesh=auto" in one.overrides for one in found.offers)
+    assert all("resources.mesh=auto" in offer.overrides for offer in found.offers)
 
 
 def test_another_trainer_has_no_offers() -> None:
@@ -510,8 +510,8 @@ def test_a_chip_of_ones_own_has_offers_without_odds(orch: RunOrch, tmp_path: Pat
     done = orch("plan", str(tmp_path / "own.yaml"), "--by", "60d", "--json")
     value = json.loads(done.stdout)
     assert value["cheapest"] is None
-    assert {one["chip"] for one in value["offers"]} == {"mine"}
-    planned = [one for one in value["offers"] if one["days"]]
+    assert {offer["chip"] for offer in value["offers"]} == {"mine"}
+    planned = [offer for offer in value["offers"] if offer["days"]]
     assert planned
     assert {one["odds"]["both"] for one in planned} == {None}
     assert orch("plan", str(tmp_path / "own.yaml"), "--by", "60d").returncode == 0
@@ -528,7 +528,7 @@ def beside() -> Offers:
 
 def test_an_offer_of_gpus_is_the_plan_of_its_overrides(beside: Offers) -> None:
     """Domains of eight in powers of two; of a domain of 72, all of it or 64."""
-    planned = [one for one in beside.offers if one.days and one.chip in ("h100", "gb200")]
+    planned = [offer for offer in beside.offers if offer.days and offer.chip in ("h100", "gb200")]
     assert {one.topology for one in planned if one.pods > 1} == {"8", "64", "72"}
     assert {one.pods.bit_count() for one in planned} == {1}
     for one in planned[::5]:
@@ -544,18 +544,20 @@ def test_an_offer_of_gpus_is_the_plan_of_its_overrides(beside: Offers) -> None:
 def test_each_chip_has_a_row_the_cheapest_first(beside: Offers) -> None:
     """A chip without a price has the fewest chip-days among what is sure, below those with one."""
     rows = beside.best_of_chips
-    assert {one.chip for one in rows} == {"v6e", "h100", "gb200", "v5e"}
-    sure = [one for one in rows if one.odds and (one.odds.both or 0) >= beside.request.sure]
+    assert {row.chip for row in rows} == {"v6e", "h100", "gb200", "v5e"}
+    sure = [row for row in rows if row.odds and (row.odds.both or 0) >= beside.request.sure]
     assert sure == list(rows[: len(sure)])
     costs = [one.dollars.likeliest if one.dollars else inf for one in sure]
     assert costs == sorted(costs)
     for row in sure:
-        others = [one for one in beside.offers if one.chip == row.chip and one.days and one.odds]
+        others = [
+            offer for offer in beside.offers if offer.chip == row.chip and offer.days and offer.odds
+        ]
         assert row.days
         least = min(
-            one.chips * one.days.likeliest
-            for one in others
-            if one.days and one.odds and (one.odds.both or 0) >= beside.request.sure
+            other.chips * other.days.likeliest
+            for other in others
+            if other.days and other.odds and (other.odds.both or 0) >= beside.request.sure
         )
         assert row.chips * row.days.likeliest == pytest.approx(least)
     shown = str(offers_screen(beside, None))
@@ -565,8 +567,8 @@ def test_each_chip_has_a_row_the_cheapest_first(beside: Offers) -> None:
 
 def test_tpus_have_the_same_offers_beside_gpus(beside: Offers) -> None:
     alone = api.offers(small_spec(), by="30d", chips="v6e,v5e")
-    places = ({**to_builtins(one), "on_frontier": False} for one in alone.offers)
-    of_tpus = [one for one in beside.offers if one.chip in ("v6e", "v5e")]
+    places = ({**to_builtins(offer), "on_frontier": False} for offer in alone.offers)
+    of_tpus = [offer for offer in beside.offers if offer.chip in ("v6e", "v5e")]
     assert [*places] == [{**to_builtins(one), "on_frontier": False} for one in of_tpus]
 
 
@@ -575,7 +577,7 @@ def test_a_chip_that_cannot_says_why_in_its_row() -> None:
     spec = small_spec(model="llama3-405b", chip="v5p", topology="4x4x4", tokens=10**10)
     spec = changed(spec, {"experiment.precision.compute": "fp8"})
     found = api.offers(spec, by="3000d", chips="b200,a100")
-    assert [one.chip for one in found.best_of_chips] == ["b200", "a100"]
+    assert [best.chip for best in found.best_of_chips] == ["b200", "a100"]
     first, last = found.best_of_chips
     assert first.days
     assert last.reason
@@ -597,7 +599,7 @@ def test_more_gpus_than_the_date_needs_are_not_planned(beside: Offers) -> None:
 def test_progress_reaches_all_offers() -> None:
     events: list[ProgressEvent] = []
     found = api.offers(small_spec(), by="30d", chips="v6e,gb200", progress=events.append)
-    counts = [one.done for one in events if isinstance(one, UnitsDone)]
+    counts = [event.done for event in events if isinstance(event, UnitsDone)]
     assert counts == sorted(counts)
     assert counts[-1] == len(found.offers)
 
@@ -611,12 +613,12 @@ def test_the_command_prints_json(orch: RunOrch) -> None:
     assert done.returncode == 0
     value = json.loads(done.stdout)
     assert {"offers", "cheapest", "fastest", "likeliest", "request", "warnings"} <= value.keys()
-    one = next(one for one in value["offers"] if one["days"])
+    one = next(offer for offer in value["offers"] if offer["days"])
     for key in ("chip", "topology", "pods", "chips", "overrides", "days", "dollars", "odds"):
         assert one[key] is not None
     assert {"lower", "expected", "low", "high"} <= one["days"].keys() & one["dollars"].keys()
     assert one["odds"].keys() == {"by_date", "in_budget", "both"}
-    refused = next(one for one in value["offers"] if one["reason"])
+    refused = next(offer for offer in value["offers"] if offer["reason"])
     assert refused["days"] is None
     assert refused["reason"]["code"]
 
@@ -630,7 +632,7 @@ def test_what_the_command_proposes_can_be_pasted(orch: RunOrch, tmp_path: Path) 
     plan = json.loads(orch(*following.split()[2:], "--json").stdout)
     assert plan["forecast"]["days"] == cheapest["days"]
     made = tmp_path / "made.yaml"
-    sets = [word for one in cheapest["overrides"] for word in ("--set", one)]
+    sets = [word for override in cheapest["overrides"] for word in ("--set", override)]
     assert orch("init", "--from", str(ROOT / SPEC), *sets, str(made)).returncode == 0
     assert api.plan(made).forecast.days.expected == cheapest["days"]["expected"]
 
@@ -676,7 +678,9 @@ def test_the_page_has_the_picture(orch: RunOrch, tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
     found = api.offers(ROOT / SPEC, by="30d", budget="1M", chips="v6e")
     in_key = 1  # of the one chip, a dot as in the plot
-    assert text.count("<circle") == sum(one.dollars is not None for one in found.offers) + in_key
+    assert (
+        text.count("<circle") == sum(offer.dollars is not None for offer in found.offers) + in_key
+    )
     assert "<polyline" in text
     *_, wrote, following = done.stdout.splitlines()
     assert wrote == f"wrote {page}"

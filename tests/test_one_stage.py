@@ -48,8 +48,8 @@ def test_a_stage_has_the_plan_that_it_has_in_its_run(path: Path, plan: Plan) -> 
     first, *others = orch.plans(path, 3, stage=2)
     assert first == plan.stages[1]
     assert others
-    assert {one.stage for one in others} == {first.stage}
-    assert {one.digest for one in others}.isdisjoint({first.digest})
+    assert {other.stage for other in others} == {first.stage}
+    assert {other.digest for other in others}.isdisjoint({first.digest})
 
 
 @pytest.mark.parametrize("number", [4, -1])
@@ -81,7 +81,7 @@ def test_every_stage_is_proved_and_the_command_ends_well(
     done = orch("prove", str(path), "--json")
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
-    assert [one["plan_digest"] for one in found] == [one.digest for one in plan.stages]
+    assert [one["plan_digest"] for one in found] == [stage.digest for stage in plan.stages]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_two_programs_are_compared_stage_by_stage(path: Path, plan: Plan, orch: 
     prove_nothing_but(plan)
     done = orch("prove", str(path), str(path), "--stage", "3", "--json")
     assert done.returncode == 0, done.stderr
-    digests = {one["plan_digest"] for one in json.loads(done.stdout)["proofs"]}
+    digests = {proof["plan_digest"] for proof in json.loads(done.stdout)["proofs"]}
     assert digests == {plan.stages[2].digest}
 
 
@@ -133,7 +133,7 @@ def test_runs_in_stages_are_compared(path: Path, plan: Plan, orch: RunOrch) -> N
     }
     decided = {one.key.split(".")[1] for one in diff.decided}
     assert decided == {"1", "2"}
-    figures = {one.key: (one.first, one.second) for one in diff.figures}
+    figures = {figure.key: (figure.first, figure.second) for figure in diff.figures}
     second = make_plan(other)
     assert figures["days.expected"] == (plan.forecast.days.expected, second.forecast.days.expected)
     steps = [one.stages[1].forecast.step_s.expected for one in (plan, second)]
@@ -160,7 +160,7 @@ def test_a_run_in_stages_is_compared_with_one_without(path: Path, tmp_path: Path
     stages = {one.key: (one.first, one.second) for one in diff.requested}["experiment.stages"]
     assert stages == (3, None)
     assert diff.decided == ()
-    assert {one.key.split(".")[0] for one in diff.figures} <= {
+    assert {figure.key.split(".")[0] for figure in diff.figures} <= {
         "fits", "days", "chip_hours", "dollars", "dollars_per_chip_hour", "goodput",
     }  # fmt: skip
 
@@ -174,7 +174,7 @@ def test_the_gain_of_another_interval_is_that_of_the_run(tmp_path: Path) -> None
     text = STAGED.replace("40960", "40B").replace("81920", "80B")
     text += "run: {checkpoint: {every: 1}}\n"
     plan = staged_plan(tmp_path, text)
-    [found] = [one for one in plan.warnings if one.code == "checkpoint_interval"]
+    [found] = [warning for warning in plan.warnings if warning.code == "checkpoint_interval"]
     goodput = plan.forecast.goodput
     assert found.figures["goodput"] == goodput.expected
     assert found.figures["best_goodput"] == goodput.best

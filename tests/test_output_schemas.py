@@ -30,8 +30,8 @@ def faults(name: str, value: object) -> list[str]:
     """What the schema says against the JSON of a value."""
     printed = json.loads(codec.to_pretty_json(value))
     return [
-        f"{'.'.join(map(str, one.path))}: {one.message}"
-        for one in Draft202012Validator(_output_schema(name)).iter_errors(printed)
+        f"{'.'.join(map(str, error.path))}: {error.message}"
+        for error in Draft202012Validator(_output_schema(name)).iter_errors(printed)
     ]
 
 
@@ -51,7 +51,7 @@ def test_a_schema_is_one_of_json_schema_and_says_all_keys(name: str) -> None:
     schema = _output_schema(name)
     Draft202012Validator.check_schema(schema)
     sections = [schema, *schema["$defs"].values()]
-    objects = [one for one in sections if "properties" in one]
+    objects = [section for section in sections if "properties" in section]
     assert all(one["required"] == [*one["properties"]] for one in objects)
     assert not any(one["additionalProperties"] for one in objects)
     assert keys_of(schema).isdisjoint({"notation", "computed", "default", "examples"})

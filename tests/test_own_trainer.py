@@ -149,7 +149,7 @@ def test_it_is_proved(orch_process: RunOrch) -> None:
     assert (proof["trainer"], proof["fits"], proof["agrees"]) == ("mine.bigram", True, None)
     assert proof["peak_hbm_bytes_per_device"] > 0
     assert proof["forecast_peak_hbm_bytes_per_device"] is None
-    places = {place for one in proof["crossings"] for place in one["places"]}
+    places = {place for crossing in proof["crossings"] for place in crossing["places"]}
     assert places
     assert all(place.startswith("mine/bigram.py:") for place in places)
 
@@ -189,12 +189,14 @@ def test_any_program_is_proved(any_program: str, orch_process: RunOrch) -> None:
     ways = plan["mesh"]["data"] * plan["mesh"]["fsdp"]
     assert (proof["trainer"], proof["agrees"], proof["crossings"]) == (any_program, None, [])
     assert proof["flops_per_device"] == 2 * 1024 * 1024 * 512 / ways
-    [gather] = [one for one in proof["collectives"] if one["kind"] == "all-gather"]
+    [gather] = [
+        collective for collective in proof["collectives"] if collective["kind"] == "all-gather"
+    ]
     assert gather["bytes_per_step"] == 1024 * 512 * 2 * (ways - 1) / ways
     schedule = proof["schedule"]
     assert schedule["products_s"] > 0
     assert schedule["products"][0]["line"].startswith("mine/any.py:")
-    assert any(one["kind"] == "all-gather" for one in schedule["collectives"])
+    assert any(collective["kind"] == "all-gather" for collective in schedule["collectives"])
 
 
 def test_any_program_is_not_trained(any_program: str, tmp_path: Path) -> None:

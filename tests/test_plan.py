@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent
 
 def figures_of(plan: Plan, *codes: WarningCode) -> list[dict[str, Any]]:
     """The figures of a plan's warnings of those codes."""
-    return [one.figures for one in plan.warnings if one.code in codes]
+    return [warning.figures for warning in plan.warnings if warning.code in codes]
 
 
 @pytest.fixture(scope="module")
@@ -380,7 +380,7 @@ def test_narrow_matmuls_are_planned_at_their_rate() -> None:
                           pods=1, remat="full", precision=Precision(compute=compute)))
         for compute in ("bf16", "int8")
     ]  # fmt: skip
-    wide, narrow = ({str(line.kind): line.value for line in one.forecast.time} for one in plans)
+    wide, narrow = ({str(line.kind): line.value for line in plan.forecast.time} for plan in plans)
     for kind in ("matmul", "matmul_recompute"):
         assert narrow[kind] == wide[kind] / 2
     for kind in ("attention", "unembedding", "weight_gather", "activation_traffic"):

@@ -153,7 +153,7 @@ def test_the_plan_names_the_profile_and_depends_on_nothing_else() -> None:
 def test_a_forecast_of_a_profile_warns_of_no_published_runs() -> None:
     """What was learned from them has no part in it."""
     plan = make_plan(spec_of(TINY, topology="2x2x1", pods=2, sequences=64, length=128))
-    assert "extrapolation" in {one.code for one in plan.warnings}
+    assert "extrapolation" in {warning.code for warning in plan.warnings}
     made = calibrated.with_profile(plan, profile_for(plan))
     assert made.warnings == tuple(too_long(made))
 
@@ -192,8 +192,8 @@ def test_transfers_hide_behind_passes_at_the_measured_rates(per_s: float, hides:
     plan = make_plan(replace(spec, experiment=replace(spec.experiment, remat="offload_input")))
     profile = chip_profile(replace(H200, device_kind="TPU v5e"))
     timings = tuple(
-        replace(one, points=tuple((amount, amount / per_s) for amount, _ in one.points))
-        for one in profile.timings
+        replace(timing, points=tuple((amount, amount / per_s) for amount, _ in timing.points))
+        for timing in profile.timings
     )
     forecast = calibrated.with_own_profile(plan, replace(profile, timings=timings)).forecast
     whole, shown = (

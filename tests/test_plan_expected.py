@@ -224,13 +224,13 @@ def test_without_published_runs_a_plan_warns_and_names_no_range() -> None:
     """Its figures are at best."""
     plan = make_plan(in_int8("llama2-7b"))
     assert (plan.forecast.days.low, plan.forecast.days.high) == (None, None)
-    [warned] = [one for one in plan.warnings if one.code == "no_expected"]
+    [warned] = [warning for warning in plan.warnings if warning.code == "no_expected"]
     assert warned.figures == {"chip": "h100 in int8"}
     shown = plan_screen(plan, "orch explain x.yaml")
     last = shown[shown.rindex("Plan: ") :]
     assert last.count("at least") == 2
     assert " to " not in last.partition("\n")[0]
-    assert not any(one.code == "no_expected" for one in make_plan(spec_of()).warnings)
+    assert not any(warning.code == "no_expected" for warning in make_plan(spec_of()).warnings)
 
 
 def test_a_plan_says_whose_runs_it_expects() -> None:
@@ -238,8 +238,13 @@ def test_a_plan_says_whose_runs_it_expects() -> None:
     assert learned is not None
     assert (learned.reference.software, learned.reference.runs) == ("maxtext", 38)
     assert learned.reference.longer == 0
-    assert {one.software for one in learned.others} == {"axlearn", "levanter", "pytorch-xla", "t5x"}
-    assert all(one.runs > 0 for one in learned.others)
+    assert {other.software for other in learned.others} == {
+        "axlearn",
+        "levanter",
+        "pytorch-xla",
+        "t5x",
+    }
+    assert all(other.runs > 0 for other in learned.others)
     assert make_plan(in_int8("llama2-7b")).forecast.learned_from is None
 
 
@@ -379,11 +384,11 @@ def test_a_plan_warns_along_each_axis_that_it_leaves(spec: Spec, axes: set[str])
     """With its value and the range of the runs; its digest does not depend on it."""
     plan = make_plan(spec)
     outside_runs = plan.forecast.extrapolations
-    assert axes <= {one.axis for one in outside_runs}
+    assert axes <= {run.axis for run in outside_runs}
     assert bool(axes) == bool(outside_runs)
-    assert all(not one.low <= one.value <= one.high for one in outside_runs)
-    warned = [one.figures for one in plan.warnings if one.code == "extrapolation"]
-    assert warned == [asdict(one) for one in outside_runs]
+    assert all(not run.low <= run.value <= run.high for run in outside_runs)
+    warned = [warning.figures for warning in plan.warnings if warning.code == "extrapolation"]
+    assert warned == [asdict(run) for run in outside_runs]
     assert plan_digest(replace(plan, warnings=())) == plan.digest
 
 
@@ -438,7 +443,9 @@ def test_no_published_run_is_an_extrapolation() -> None:
     for sample in samples:
         known = catalog.efficiency(sample.run.chip)
         assert known is not None
-        outside = {one.axis for one in extrapolations(sample.axis_values, known.ranges)}
+        outside = {
+            extrapolation.axis for extrapolation in extrapolations(sample.axis_values, known.ranges)
+        }
         assert outside <= (set() if _is_reference(sample) else _OF_COLLECTIVES)
 
 

@@ -30,7 +30,7 @@ def codes(error: Infeasible) -> list[str]:
 
 
 def overrides(error: Infeasible) -> list[tuple[str, ...]]:
-    return [one.overrides for one in error.suggestions()]
+    return [suggestion.overrides for suggestion in error.suggestions()]
 
 
 def test_a_batch_that_no_mesh_divides_is_explained_with_its_arithmetic() -> None:
@@ -71,7 +71,9 @@ def test_a_suggested_slice_has_a_plan() -> None:
 def test_a_mesh_that_breaks_a_rule_is_named_with_it() -> None:
     """tensor 16 on 8 heads: which dimension it does not divide, and a mesh that works."""
     error = infeasible(ON_16(mesh=MeshRequest(tensor=16, sequence=1)))
-    broken = [one.figures for one in error.reasons if one.code == "dimension_not_divisible"]
+    broken = [
+        reason.figures for reason in error.reasons if reason.code == "dimension_not_divisible"
+    ]
     assert {"name": "heads", "total": 8, "ways": "tensor"} in broken
     assert ("resources.mesh=auto",) in overrides(error)
 
@@ -93,7 +95,7 @@ def test_a_faster_batch_nearby_is_suggested_too() -> None:
     spec = partial(spec_of, topology="16x16x24", pods=3, tolerance=0.0)
     every = infeasible(spec()).suggestions()
     batches = [one for one in every if one.overrides[0].startswith("experiment.batch.sequences")]
-    assert [one.sequences for one in batches] == [1026, 1008]
+    assert [batch.sequences for batch in batches] == [1026, 1008]
     assert max(batches, key=lambda one: one.mfu.expected or 0) is batches[1]
     for one in batches:
         assert one.mfu == make_plan(spec(sequences=one.sequences)).forecast.mfu
@@ -117,7 +119,7 @@ def test_an_axis_that_does_not_divide_a_pod_is_said_to_have_to() -> None:
 def test_a_mesh_of_another_size_than_the_pod_is_named_with_both_sizes() -> None:
     """The product of the axes against the devices there are."""
     error = infeasible(ON_16(mesh=MeshRequest(data=2, fsdp=2, sequence=1, tensor=2)))
-    (size,) = (one.figures for one in error.reasons if one.code == "mesh_size")
+    (size,) = (reason.figures for reason in error.reasons if reason.code == "mesh_size")
     assert (size["ways"], size["devices"], size["topology"]) == (8, 16, "4x4")
 
 
@@ -237,7 +239,7 @@ def test_microbatches_that_do_not_divide_the_batch_are_named() -> None:
     spec = spec_of("llama3-8b", chip="v5p", topology="4x4x4", pods=1, sequences=512, tolerance=0.0)
     batch = replace(spec.experiment.batch, microbatches=3)
     error = infeasible(replace(spec, experiment=replace(spec.experiment, batch=batch)))
-    [reason] = [one for one in error.reasons if one.code == "batch_not_divisible"]
+    [reason] = [reason for reason in error.reasons if reason.code == "batch_not_divisible"]
     assert (reason.figures["microbatches"], reason.figures["divisor"]) == (3, 3)
     found = [override for one in overrides(error) for override in one]
     assert "experiment.batch.microbatches=auto" in found  # other batches are slower

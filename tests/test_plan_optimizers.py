@@ -34,11 +34,17 @@ def layout_for(
 
 
 def held(layout: Training) -> float:
-    return float(sum(one.value for one in _resting_lines(layout) if one.kind == "optimizer_state"))
+    return float(
+        sum(
+            resting_line.value
+            for resting_line in _resting_lines(layout)
+            if resting_line.kind == "optimizer_state"
+        )
+    )
 
 
 def updated(layout: Training) -> float:
-    [line] = [one for one in _hbm_lines(layout) if one.kind == "optimizer_update"]
+    [line] = [hbm_line for hbm_line in _hbm_lines(layout) if hbm_line.kind == "optimizer_update"]
     return float(line.inputs["bytes"]) / float(layout.owned_elements)
 
 

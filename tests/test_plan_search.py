@@ -460,12 +460,14 @@ def test_waits_that_accumulation_would_spare_are_a_warning() -> None:
     spec = spec_of("llama-1b", chip="v5e", topology="2x2", pods=64, sequences=1024, length=4096)
     plan = make_plan(spec)
     assert plan.batch.microbatches == 1
-    [figures] = [one.figures for one in plan.warnings if one.code == "accumulation_faster"]
+    [figures] = [
+        warning.figures for warning in plan.warnings if warning.code == "accumulation_faster"
+    ]
     assert plan.forecast.step_s.expected == figures["step_s"]
     accumulating = make_plan(with_microbatches(spec, int(figures["microbatches"])))
     assert accumulating.batch.microbatches == figures["microbatches"] == 2
     assert accumulating.forecast.step_s.expected == pytest.approx(figures["expected_s"], rel=0.01)
-    assert not any(one.code == "accumulation_faster" for one in accumulating.warnings)
+    assert not any(warning.code == "accumulation_faster" for warning in accumulating.warnings)
     shown = [one.choice.microbatches for one in ranked_for(spec, 3)]
     assert (shown[0], shown[-1]) == (1, 2)
 

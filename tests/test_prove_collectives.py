@@ -35,7 +35,11 @@ def program(*entry: str, before: str = "") -> HloProgram:
 def all_moved(read: HloProgram) -> list[CompiledCollective]:
     """Everything that a program exchanges, in the order in which it stands."""
     flow = Dataflow(read)
-    moved = [one for visit in visits(read) for one in logical_payloads(flow, MESH, visit)]
+    moved = [
+        logical_payload
+        for visit in visits(read)
+        for logical_payload in logical_payloads(flow, MESH, visit)
+    ]
     return [one for one in moved if isinstance(one, CompiledCollective)]
 
 

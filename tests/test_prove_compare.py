@@ -236,5 +236,5 @@ def test_another_trainers_program_is_not_compared() -> None:
     assert result.disagreements == ()
     assert result.forecast_peak_hbm_bytes_per_device is None
     assert {line.forecast for line in (*result.ledger, *result.flops)} == {None}
-    assert {one.forecast_bytes_per_step for one in result.collectives} == {None}
+    assert {collective.forecast_bytes_per_step for collective in result.collectives} == {None}
     assert result.only_gradients_cross_pods

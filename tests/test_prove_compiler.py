@@ -63,7 +63,7 @@ def test_gradients_alone_cross_pods_where_nothing_else_is_asked_for(
     assert gradient.in_backward
     assert gradient.payload_bytes == 2 * WEIGHTS_BYTES / 2 * 1 / 2
     assert (scalar.in_backward, scalar.payload_bytes, scalar.dtype) == (False, 4, "fp32")
-    kinds = {one.kind: one.payload_bytes for one in read.collectives}
+    kinds = {collective.kind: collective.payload_bytes for collective in read.collectives}
     assert kinds == {"reduce-scatter": WEIGHTS_BYTES / 2, "all-gather": WEIGHTS_BYTES / 2}
 
 
@@ -81,7 +81,7 @@ def test_activations_that_cross_pods_are_no_gradients(summaries: dict[str, Progr
 
 def test_weights_that_lie_over_pods_are_seen(summaries: dict[str, ProgramSummary]) -> None:
     """Gathered to be used and scattered back: neither is a reduction of gradients."""
-    kinds = {one.kind: one.payload_bytes for one in summaries["weights_gathered"].sends}
+    kinds = {send.kind: send.payload_bytes for send in summaries["weights_gathered"].sends}
     assert kinds == {"all-gather": WEIGHTS_BYTES / 2, "reduce-scatter": WEIGHTS_BYTES / 2}
 
 
@@ -109,7 +109,10 @@ def test_a_window_counts_as_the_blocks_that_it_leaves(summaries: dict[str, Progr
 
 def test_groups_of_several_axes_are_told_apart(summaries: dict[str, ProgramSummary]) -> None:
     """A gather over one axis, a scatter over two."""
-    found = {one.axes: (one.kind, one.payload_bytes) for one in summaries["two_axes"].collectives}
+    found = {
+        collective.axes: (collective.kind, collective.payload_bytes)
+        for collective in summaries["two_axes"].collectives
+    }
     product_bytes = (4 * 1024) ** 2 * 2
     assert found == {
         ("tensor",): ("all-gather", 4 * ROWS_BYTES * 3 / 4),
@@ -150,7 +153,7 @@ def test_the_trainers_step_is_as_forecast(proven: tuple[ProofResult, list[str], 
     assert stages == ["laying out", "tracing", "compiling", "reading"]
     assert found.proof.disagreements == ()
     assert found.proof.passes
-    assert {one.link for one in found.proof.collectives} == {"ici", "dcn"}
+    assert {collective.link for collective in found.proof.collectives} == {"ici", "dcn"}
     assert text.read_text(encoding="utf-8").startswith("HloModule")
 
 
@@ -165,8 +168,12 @@ def test_slices_that_share_weights_are_as_forecast() -> None:
     assert proof.passes
     assert proof.crosses_as_planned
     assert not proof.only_gradients_cross_pods
-    assert "payload" not in {one.code for one in proof.disagreements}
-    carried = {(one.carries, one.axes) for one in proof.crossings if one.bytes_per_step > 4096}
+    assert "payload" not in {disagreement.code for disagreement in proof.disagreements}
+    carried = {
+        (crossing.carries, crossing.axes)
+        for crossing in proof.crossings
+        if crossing.bytes_per_step > 4096
+    }
     assert carried == {
         ("weights", ("fsdp_dcn",)),
         ("gradients", ("fsdp_dcn",)),
@@ -208,9 +215,11 @@ def test_what_crosses_pods_comes_from_the_trainer(
     proven: tuple[ProofResult, list[str], Path],
 ) -> None:
     """Each gradient's sum is traced to a line."""
-    gradients = [one for one in proven[0].proof.crossings if one.carries == "gradients"]
+    gradients = [
+        crossing for crossing in proven[0].proof.crossings if crossing.carries == "gradients"
+    ]
     assert gradients
-    assert all(place.startswith("trainers/") for one in gradients for place in one.places)
+    assert all(place.startswith("trainers/") for gradient in gradients for place in gradient.places)
 
 
 def test_the_second_time_nothing_is_compiled(

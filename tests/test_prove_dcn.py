@@ -60,9 +60,9 @@ def program_that(*lines: str, slices: DeviceMesh | None = None, before: str = ""
     body = "\n".join(f"  {line}" for line in (*lines, "ROOT %end = f32[] constant(0)"))
     read = program_of(f"{HEAD}{before}\nENTRY %main () -> f32[] {{\n{body}\n}}\n")
     return [
-        one
+        dcn_payload
         for visit in visits(read)
-        for one in dcn_payloads(Dataflow(read), slices or SLICES, visit)
+        for dcn_payload in dcn_payloads(Dataflow(read), slices or SLICES, visit)
     ]
 
 
@@ -261,7 +261,11 @@ def test_weights_cross_where_pods_share_them() -> None:
         gathering(WEIGHTS),
     )
     assert fault_codes(*sends, planned=plan(*SHARED)) == []
-    assert [one.carries for one in _crossings(sends)] == ["gradients", "weights", "gradients"]
+    assert [crossing.carries for crossing in _crossings(sends)] == [
+        "gradients",
+        "weights",
+        "gradients",
+    ]
     example = make_plan(proofs.spec())
     compiled = proofs.as_forecast(example)
     for crossing, only_gradients in ((sends, False), (sends[:2], True)):

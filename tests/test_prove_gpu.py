@@ -51,7 +51,10 @@ def summary() -> ProgramSummary:
 
 def test_a_collective_of_several_domains_counts_inside_and_between(summary: ProgramSummary) -> None:
     """The compiler merges the sum inside a domain with that between them; the trainer wrote two."""
-    found = {(one.axes, one.kind): one.payload_bytes for one in summary.collectives}
+    found = {
+        (collective.axes, collective.kind): collective.payload_bytes
+        for collective in summary.collectives
+    }
     gathered, summed = 512 * 2048 * 2, 1000 * 2
     assert found == {
         (("fsdp",), "all-gather"): gathered / 2,
@@ -96,7 +99,7 @@ def test_operations_have_the_seconds_that_the_compiler_writes(summary: ProgramSu
 def test_collectives_take_the_rates_of_their_links(summary: ProgramSummary) -> None:
     """A sum goes over NVLink for the whole, and over the network for the part of each domain."""
     assert summary.schedule is not None
-    by_kind = {one.kind: one for one in summary.schedule.collectives}
+    by_kind = {collective.kind: collective for collective in summary.schedule.collectives}
     gather_s = 512 * 2048 * 2 / 2 / NVLINK
     assert by_kind["all-gather"].link == "ici"
     assert by_kind["all-gather"].wire_s == pytest.approx(gather_s)
@@ -175,7 +178,9 @@ def test_a_plan_for_two_nodes_is_compiled_without_a_gpu(
     assert proof.crosses_as_planned
     assert proof.only_gradients_cross_pods
     assert proof.flops_per_device == pytest.approx(proof.forecast_flops_per_device, rel=0.02)
-    assert not [one for one in proof.disagreements if one.code != "peak_memory"]
+    assert not [
+        disagreement for disagreement in proof.disagreements if disagreement.code != "peak_memory"
+    ]
     assert proof.schedule is not None
     assert proof.schedule.products_s > 0
     assert not proof.schedule.unpriced

@@ -44,7 +44,7 @@ def test_a_transfer_is_exposed_beyond_what_runs_meanwhile() -> None:
     """The ring's wrap goes back over three links, but each carries one message: 2 us, of which the
     product hides one. The all-reduce sends 1.5 arrays over an open line, and nothing hides it.
     """
-    by_kind = {one.kind: one for one in schedule().collectives}
+    by_kind = {collective.kind: collective for collective in schedule().collectives}
     permute, reduce = by_kind["collective-permute"], by_kind["all-reduce"]
     assert permute.asynchronous
     assert permute.wire_s == pytest.approx(3 * 2 * US)
@@ -60,7 +60,7 @@ def test_a_transfer_is_exposed_beyond_what_runs_meanwhile() -> None:
 def test_a_closed_ring_is_twice_as_fast() -> None:
     """Both links of each chip, where the axis closes."""
     closed = schedule(replace(LINE_OF_FOUR, wraps=(True,)))
-    [reduce] = [one for one in closed.collectives if one.kind == "all-reduce"]
+    [reduce] = [collective for collective in closed.collectives if collective.kind == "all-reduce"]
     assert reduce.wire_s == pytest.approx(3 * 1.5 * US)
 
 
@@ -335,7 +335,7 @@ def test_what_sparse_cores_do_runs_beside_other_work() -> None:
     are read and written in 8 us, of which 1 is hidden.
     """
     found = schedule_of(program_of(BESIDE.replace("RINGS", rings("X_MESH"))))
-    by_kind = {one.kind: one for one in found.collectives}
+    by_kind = {collective.kind: collective for collective in found.collectives}
     gather, turn = by_kind["all-gather"], by_kind["data formatting"]
     assert (gather.link, gather.algorithm) == ("ici", "sparse cores, 2 rings")
     assert (turn.link, turn.algorithm) == ("hbm", "sparse cores")
@@ -546,7 +546,7 @@ def test_two_proofs_stand_side_by_side() -> None:
     """The second has no wait for the all-reduce: its line takes less, and its total."""
     slow, fast = schedule(), schedule(replace(LINE_OF_FOUR, wraps=(True,)))
     diff = diff_proofs(proven(slow)[0], proven(fast)[0])
-    figures = {one.name: one for one in diff.figures}
+    figures = {figure.name: figure for figure in diff.figures}
     assert figures["total_s"].first == slow.total_s
     assert figures["total_s"].second == fast.total_s
     assert figures["exposed_s"].second < figures["exposed_s"].first

@@ -34,10 +34,10 @@ def test_a_rank_that_fails_waits_for_no_other() -> None:
         for rank in range(2)
     ]
     try:
-        errors = [one.communicate(timeout=LIMIT_S)[1] for one in ranks]
+        errors = [rank.communicate(timeout=LIMIT_S)[1] for rank in ranks]
     finally:
         for one in ranks:
             one.kill()
-    assert [one.returncode for one in ranks] == [1, 7]
+    assert [rank.returncode for rank in ranks] == [1, 7]
     assert b"OSError: the disk fails" in errors[0]
     assert time.monotonic() - began_s < LIMIT_S

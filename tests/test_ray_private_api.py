@@ -93,7 +93,7 @@ def test_a_run_starts_no_processes_that_it_has_no_use_for(private: bool) -> None
 
     def callbacks(kind: Any) -> set[type]:
         made = kind(lambda: None, scaling_config=ScalingConfig(), run_config=RunConfig(name="it"))
-        return {type(one) for one in made._create_default_callbacks()}
+        return {type(callback) for callback in made._create_default_callbacks()}
 
     left_out: set[type] = {datasets.DatasetsCallback}
     if private:

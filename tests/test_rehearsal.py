@@ -95,7 +95,9 @@ def test_a_model_that_is_small_already_is_rehearsed_as_it_is() -> None:
     assert small.plan.model == plan.model
     assert small.plan.mesh == plan.mesh
     assert small.plan.topology == plan.topology
-    assert all("compiler_options" in one for one in small.changes)  # the CPU's compiler has none
+    assert all(
+        "compiler_options" in change for change in small.changes
+    )  # the CPU's compiler has none
 
 
 def test_more_than_eight_pods_become_eight_and_that_is_said() -> None:

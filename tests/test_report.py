@@ -80,7 +80,7 @@ def test_a_run_without_steps_has_no_measurement() -> None:
 def test_the_measured_step_is_compared_with_every_prediction() -> None:
     run, steps = preempted_run()
     report = compare(run, PLAN, steps)
-    over = {one.against: one.measured_over_predicted for one in report.ratios}
+    over = {ratio.against: ratio.measured_over_predicted for ratio in report.ratios}
     assert isclose(over["lower"], 0.5 / PLAN.forecast.step_s.lower)
     assert isclose(over["unoverlapped"], 0.5 / PLAN.forecast.step_s.unoverlapped)
     assert isclose(over["expected"], 0.5 / (PLAN.forecast.step_s.expected or 0.0))
@@ -102,7 +102,7 @@ def test_without_an_expected_step_the_lower_bound_is_the_reference() -> None:
     report = compare(run, unknown, steps)
     assert report.gap
     assert (report.gap.against, report.inside_interval) == ("lower", None)
-    assert [one.against for one in report.ratios] == ["lower", "unoverlapped"]
+    assert [ratio.against for ratio in report.ratios] == ["lower", "unoverlapped"]
 
 
 def test_the_parts_of_the_gap_add_up() -> None:
@@ -218,7 +218,7 @@ def test_a_report_from_a_journal_is_the_same(tmp_path: Path) -> None:
     report = make_report(writer.journal)
     assert report.measured
     assert report.measured.steps == 29
-    assert report.measured.step_s.median == median(one.step_s for one in steps[1:])
+    assert report.measured.step_s.median == median(step.step_s for step in steps[1:])
     assert (report.first_loss, report.last_loss) == (steps[0].loss, steps[-1].loss)
     assert (report.state, report.steps_done, report.attempts) == ("succeeded", 30, 1)
     assert report.goodput
@@ -258,7 +258,7 @@ def test_orch_compare_prints_a_table_or_json(orch: RunOrch, tmp_path: Path) -> N
     assert "program_startup" not in done.stdout
     assert "note: MEASURED is - where devices do not report memory" in done.stdout
     result = orch("compare", "slow", "quick", "--storage", str(tmp_path), "--json")
-    assert [one["run"] for one in json.loads(result.stdout)] == ["slow", "quick"]
+    assert [load["run"] for load in json.loads(result.stdout)] == ["slow", "quick"]
 
 
 def test_orch_compare_says_what_cannot_be_compared(orch: RunOrch, tmp_path: Path) -> None:
@@ -285,7 +285,8 @@ def test_the_screen_has_the_verdict_first_and_as_much_as_asked() -> None:
     found = compare(run, PLAN, steps)
     details: tuple[Detail, ...] = ("brief", "usual", "full")
     brief, usual, full = (
-        {*report_screen(found, "page.html", "open page.html", one).splitlines()} for one in details
+        {*report_screen(found, "page.html", "open page.html", detail).splitlines()}
+        for detail in details
     )
     assert brief < usual < full
     first = report_screen(found, "", "", "brief").splitlines()[0]

@@ -39,7 +39,7 @@ def page_of(one: KeyHelp) -> Path:
 def test_the_pages_list_every_key(page: Path, request: pytest.FixtureRequest) -> None:
     """Each key stands there with its meaning, its limits and its default."""
     keys = dict.fromkeys(_keys(spec_schema(), ""))
-    rows = [row(one) for one in keys if page_of(one) == page]
+    rows = [row(key) for key in keys if page_of(key) == page]
     table = HEAD + "".join(f"{line}\n" for line in rows)
     text = page.read_text(encoding="utf-8")
     above = text[: text.index(MARK) + len(MARK)]

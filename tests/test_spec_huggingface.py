@@ -652,7 +652,7 @@ def test_any_value_of_any_key_is_read_or_refused_at_its_key(key: str, tmp_path: 
         config = LLAMA | {key: value}
         problems = problems_in(tmp_path, config)
         if problems:
-            assert all(one.named_at and one.line for one in problems)
+            assert all(problem.named_at and problem.line for problem in problems)
             continue
         model = model_of(tmp_path, config)
         sizes = (model.layers, model.d_model, model.d_ff, model.heads, model.head_dim, model.vocab)

@@ -50,9 +50,9 @@ EditorLoader.add_constructor("tag:yaml.org,2002:str", editor_scalar)
 
 def leaves(schema: Schema, prefix: str = "") -> Iterator[tuple[str, Schema]]:
     """Every key of the contract, by its dotted path."""
-    for one in alternatives(schema):
-        for key in properties(one):
-            inside = member(one, key) or {}
+    for alternative in alternatives(schema):
+        for key in properties(alternative):
+            inside = member(alternative, key) or {}
             yield f"{prefix}{key}", inside
             yield from leaves(inside, f"{prefix}{key}.")
 
@@ -60,10 +60,10 @@ def leaves(schema: Schema, prefix: str = "") -> Iterator[tuple[str, Schema]]:
 def fields_of(kind: type, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
     """Every field of a type, by its dotted path."""
     types = get_type_hints(kind)
-    for one in fields(kind):
-        yield prefix + one.name, one
-        if is_dataclass(types[one.name]):
-            yield from fields_of(types[one.name], f"{prefix}{one.name}.")
+    for field in fields(kind):
+        yield prefix + field.name, field
+        if is_dataclass(types[field.name]):
+            yield from fields_of(types[field.name], f"{prefix}{field.name}.")
 
 
 def test_the_contract_is_a_json_schema() -> None:
@@ -101,7 +101,11 @@ def is_required(path: str) -> bool:
     """Whether some mapping of the contract demands that key."""
     *above, key = path.split(".")
     parent = dict(leaves(spec_schema()))[".".join(above)] if above else spec_schema()
-    demands = [demand for one in alternatives(parent) for demand in (one, one.get("then", {}))]
+    demands = [
+        demand
+        for alternative in alternatives(parent)
+        for demand in (alternative, alternative.get("then", {}))
+    ]
     return any(key in demand.get("required", ()) for demand in demands)
 
 
@@ -124,7 +128,7 @@ def test_it_is_generated_from_the_types() -> None:
     assert set(catalog.chips()) <= set(constants(alternatives(keys["resources.chip"])[0]))
     names, tensors = alternatives(keys["experiment.remat"])
     assert constants(names) == ["auto", *POLICIES]
-    assert [*tensors["properties"]] == [one.name for one in fields(TensorTreatments)]
+    assert [*tensors["properties"]] == [field.name for field in fields(TensorTreatments)]
 
 
 @pytest.mark.parametrize("name", [_SCHEMA, _STUDY_SCHEMA, _SERVING_SCHEMA])

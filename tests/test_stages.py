@@ -58,13 +58,13 @@ def test_a_range_that_ends_at_zero_is_left_endlessly_far() -> None:
 def test_what_a_stage_leaves_out_is_as_in_the_stage_before(tmp_path: Path) -> None:
     """Batch, length and optimizer are inherited; a new schedule has no warm-up of its own."""
     experiment = staged_spec(tmp_path).experiment
-    batches = [(one.batch.sequences, one.batch.length) for one in experiment.stages]
+    batches = [(stage.batch.sequences, stage.batch.length) for stage in experiment.stages]
     assert batches == [(32, 128), (4, 1024), (4, 1024)]
     assert experiment.tokens == 40960 + 81920 + 40960
     assert experiment.batch == experiment.stages[0].batch
-    warmups = [one.optimizer.warmup_steps for one in experiment.stages]
+    warmups = [stage.optimizer.warmup_steps for stage in experiment.stages]
     assert warmups == [4, 4, 0]
-    assert [one.restarts_schedule for one in experiment.stages] == [False, False, True]
+    assert [stage.restarts_schedule for stage in experiment.stages] == [False, False, True]
     assert experiment.stages[2].optimizer.peak_lr == 3e-3
 
 
@@ -93,19 +93,22 @@ def test_what_is_wrong_with_a_stage_is_said_where_it_stands(
     with pytest.raises(SpecProblems) as caught:
         staged_spec(tmp_path, text)
     problems = caught.value.problems
-    assert [one.code for one in problems] == codes
-    assert {one.place.line for one in problems} == {4}
-    assert all((one.key or "").startswith("experiment.stages") for one in problems)
+    assert [problem.code for problem in problems] == codes
+    assert {problem.place.line for problem in problems} == {4}
+    assert all((problem.key or "").startswith("experiment.stages") for problem in problems)
 
 
 def test_tokens_are_the_sum_of_all_stages(tmp_path: Path) -> None:
     """They may be left out; another number is a mistake. Without stages they are needed."""
     with pytest.raises(SpecProblems) as caught:
         staged_spec(tmp_path, STAGED.replace("  stages:", "  tokens: 1M\n  stages:"))
-    assert [one.code for one in caught.value.problems] == ["tokens-of-stages"]
+    assert [problem.code for problem in caught.value.problems] == ["tokens-of-stages"]
     with pytest.raises(SpecProblems) as caught:
         staged_spec(tmp_path, "name: a\nexperiment: {model: llama-tiny}\nresources: {chip: v5e}\n")
-    assert [one.key for one in caught.value.problems] == ["experiment.tokens", "experiment.batch"]
+    assert [problem.key for problem in caught.value.problems] == [
+        "experiment.tokens",
+        "experiment.batch",
+    ]
 
 
 # --- the plan
@@ -114,20 +117,20 @@ def test_tokens_are_the_sum_of_all_stages(tmp_path: Path) -> None:
 def test_each_stage_has_a_plan_of_its_own(plan: Plan) -> None:
     """On the same slices, with another mesh where its batch needs one."""
     first, second, third = plan.stages
-    assert [one.total_steps for one in plan.stages] == [10, 20, 10]
-    assert [one.first_step for one in plan.stages] == [0, 10, 30]
+    assert [stage.total_steps for stage in plan.stages] == [10, 20, 10]
+    assert [stage.first_step for stage in plan.stages] == [0, 10, 30]
     assert plan.total_steps == 40
     assert first.mesh != second.mesh
     assert second.mesh["sequence"] == 2
-    assert {one.chips for one in plan.stages} == {8}
-    assert [one.schedule_span for one in plan.stages] == [(0, 30), (0, 30), (30, 10)]
+    assert {stage.chips for stage in plan.stages} == {8}
+    assert [stage.schedule_span for stage in plan.stages] == [(0, 30), (0, 30), (30, 10)]
     assert third.stage
     assert third.stage.first_token == 40960 + 81920
     assert [plan.stage_of(step).stage for step in (0, 9, 10, 29, 39, 99)] == [
         one.stage for one in (first, first, second, second, third, third)
     ]
     assert codec.from_json(codec.to_json(plan), Plan) == plan
-    assert len({plan.digest, *(one.digest for one in plan.stages)}) == 4
+    assert len({plan.digest, *(stage.digest for stage in plan.stages)}) == 4
 
 
 def test_the_verdict_on_all_stages_comes_first(plan: Plan) -> None:
@@ -139,11 +142,11 @@ def test_the_verdict_on_all_stages_comes_first(plan: Plan) -> None:
 def test_time_and_money_add_up(plan: Plan) -> None:
     """Days and dollars of a run are those of its stages and of its changes of stages."""
     days, dollars = plan.forecast.days, plan.forecast.dollars
-    [change] = [one for one in plan.forecast.goodput.lines if one.kind == "stage_changes"]
-    of_stages = [one.forecast.days.expected or 0 for one in plan.stages]
+    [change] = [line for line in plan.forecast.goodput.lines if line.kind == "stage_changes"]
+    of_stages = [stage.forecast.days.expected or 0 for stage in plan.stages]
     assert days.expected == pytest.approx(sum(of_stages) + 2 * change.each_s / 86_400)
     assert days.expected
-    assert days.lower == pytest.approx(sum(one.forecast.days.lower for one in plan.stages))
+    assert days.lower == pytest.approx(sum(stage.forecast.days.lower for stage in plan.stages))
     assert dollars
     assert dollars.expected == pytest.approx(days.expected * 24 * 8 * 1.2)
     shares = sum(line.share for line in plan.forecast.goodput.lines)
@@ -162,7 +165,7 @@ def test_a_stated_goodput_counts_all_losses(plan: Plan, tmp_path: Path) -> None:
 def test_fewer_pods_have_a_plan_for_every_stage(plan: Plan, tmp_path: Path) -> None:
     """Steps stay where they are, so that a run goes on in the same stage."""
     fewer = plan_on(staged_spec(tmp_path), plan, 1)
-    assert {one.pods for one in fewer.stages} == {1}
+    assert {stage.pods for stage in fewer.stages} == {1}
     assert [one.stage for one in fewer.stages] == [one.stage for one in plan.stages]
     assert fewer.spec_digest == plan.spec_digest
 
@@ -182,7 +185,7 @@ def test_offers_count_all_stages(tmp_path: Path) -> None:
     text = STAGED.replace("{min: 1, max: 2}", "2")
     plan = staged_plan(tmp_path, text)
     found = orch.offers(staged_spec(tmp_path, text), chips="v5e", by="1d", budget=100)
-    [own] = [one for one in found.offers if (one.topology, one.pods) == ("2x2", 2)]
+    [own] = [offer for offer in found.offers if (offer.topology, offer.pods) == ("2x2", 2)]
     assert own.days == plan.forecast.days
     assert own.dollars == plan.forecast.dollars
     assert own.odds
@@ -206,9 +209,9 @@ def test_the_odds_of_the_deadline_are_those_of_all_stages(plan: Plan, tmp_path: 
 def test_a_rehearsal_has_every_stage_on_its_own_axes(plan: Plan, tmp_path: Path) -> None:
     """Steps are dealt out; a stage has at least one."""
     small = rehearse(staged_spec(tmp_path), plan, steps=7)
-    assert [one.total_steps for one in small.plan.stages] == [3, 2, 2]
+    assert [stage.total_steps for stage in small.plan.stages] == [3, 2, 2]
     assert small.steps == small.plan.total_steps == 7
-    assert [one.mesh for one in small.plan.stages] == [one.mesh for one in plan.stages]
+    assert [stage.mesh for stage in small.plan.stages] == [stage.mesh for stage in plan.stages]
     assert rehearse(staged_spec(tmp_path), plan, steps=1).steps == 3
 
 
@@ -225,7 +228,7 @@ def test_what_is_left_counts_the_stages_to_come(plan: Plan) -> None:
     )  # fmt: skip
     found = outlook(plan, so_far, None, forecast=False)
     assert found
-    left_s = sum(one.total_steps * one.forecast.step_s.likeliest for one in plan.stages[1:])
+    left_s = sum(stage.total_steps * stage.forecast.step_s.likeliest for stage in plan.stages[1:])
     goodput = found.goodput.value
     assert found.days_left.value * 86_400 == pytest.approx(2 * left_s / goodput, rel=0.01)
     assert found.steps_left == 30
@@ -236,7 +239,7 @@ def test_what_is_measured_is_of_one_stage(steps_of_second: int, plan: Plan) -> N
     """The one before, until the next has a step after its first: what is left does not jump where
     steps take twice their forecast in both.
     """
-    each_s = [2 * one.forecast.step_s.likeliest for one in plan.stages]
+    each_s = [2 * stage.forecast.step_s.likeliest for stage in plan.stages]
     second = range(10, 10 + steps_of_second)
     steps = (*timed(10.0, range(10), each_s[0]), *timed(100.0, second, each_s[1]))
     found = _recent_steps(steps)
@@ -250,7 +253,7 @@ def test_what_is_measured_is_of_one_stage(steps_of_second: int, plan: Plan) -> N
     )  # fmt: skip
     left = outlook_of(run, plan, None)
     assert left
-    left_s = sum(2 * one.total_steps * one.forecast.step_s.likeliest for one in plan.stages)
+    left_s = sum(2 * stage.total_steps * stage.forecast.step_s.likeliest for stage in plan.stages)
     left_s -= 10 * each_s[0] + steps_of_second * each_s[1]
     assert left.days_left.value * 86_400 * left.goodput.value == pytest.approx(left_s)
 
@@ -267,7 +270,7 @@ def test_a_report_has_every_stage_and_their_sum(plan: Plan) -> None:
     begun = AttemptStarted(at_s=10.0, attempt=1, plan_digest=plan.digest, pods=2)
     run = replace(run_of(begun), plan_digest=plan.digest, steps_done=25, steps=40)
     report = compare(run, plan, {1: steps})
-    assert [one.steps_done for one in report.stages] == [10, 15, 0]
+    assert [stage.steps_done for stage in report.stages] == [10, 15, 0]
     assert report.stages[0].predicted_step_s == plan.stages[0].forecast.step_s.likeliest
     assert report.forecast.step_s == plan.stages[1].forecast.step_s
     assert report.measured
@@ -275,7 +278,7 @@ def test_a_report_has_every_stage_and_their_sum(plan: Plan) -> None:
     totals = report.stage_totals
     assert totals
     assert totals.steps_s == pytest.approx(sum(one.step.step_s for one in steps))
-    predicted = sum(one.steps_done * (one.predicted_step_s or 0) for one in report.stages)
+    predicted = sum(stage.steps_done * (stage.predicted_step_s or 0) for stage in report.stages)
     assert totals.predicted_s == pytest.approx(predicted)
     assert totals.dollars == pytest.approx(totals.steps_s / 3600 * 8 * 1.2)
 
@@ -285,7 +288,7 @@ def test_a_report_has_every_stage_and_their_sum(plan: Plan) -> None:
 
 def test_the_learning_rate_goes_on_over_stages(plan: Plan) -> None:
     """One schedule for the first two, which the third starts anew."""
-    first, second, third = (learning_rate(one) for one in plan.stages)
+    first, second, third = (learning_rate(stage) for stage in plan.stages)
     assert float(first(0)) == pytest.approx(3e-3 / 4)
     assert float(first(12)) == pytest.approx(float(second(12)))
     assert float(second(29)) == pytest.approx(0, abs=1e-6)
@@ -317,7 +320,7 @@ def test_no_stage_repeats_a_token_of_another(tmp_path: Path) -> None:
 
 
 def test_synthetic_text_differs_from_stage_to_stage() -> None:
-    same = [replace(one, batch=toy_stages().stages[1].batch) for one in toy_stages().stages[:2]]
+    same = [replace(stage, batch=toy_stages().stages[1].batch) for stage in toy_stages().stages[:2]]
     first, second = (batch_source(one).batch(0, range(4)) for one in same)
     assert not np.array_equal(first, second)
 
@@ -354,7 +357,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> list[Step]:
 def test_a_run_goes_from_stage_to_stage_by_itself(straight: list[Step]) -> None:
     """Each stage begins where the one before it ended, with its own batch and rate."""
     assert [step.index for step in straight] == list(range(TOY_STEPS))
-    tokens = [one.batch.tokens for one in toy_stages().stages for _ in range(one.total_steps)]
+    tokens = [stage.batch.tokens for stage in toy_stages().stages for _ in range(stage.total_steps)]
     assert [step.tokens for step in straight] == tokens
     begun = {step.index: step.startup.steps_done for step in straight if step.startup}
     assert begun == {0: 0, 5: 5, 11: 11}
@@ -445,7 +448,7 @@ def test_an_override_reaches_into_a_stage(tmp_path: Path) -> None:
     assert changed.experiment.stages[1].batch.sequences == 8
     with pytest.raises(SpecProblems) as caught:
         load(path, ("experiment.stages.7.tokens=40960",))
-    assert [one.code for one in caught.value.problems] == ["override-inside-value"]
+    assert [problem.code for problem in caught.value.problems] == ["override-inside-value"]
 
 
 def test_every_stage_is_proved(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -458,6 +461,6 @@ def test_every_stage_is_proved(plan: Plan, tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(proofs, "prove_plan", proved)
     found = proofs._prove_each_stage(staged_spec(tmp_path), plan)
-    digests = [one.digest for one in plan.stages]
+    digests = [stage.digest for stage in plan.stages]
     assert asked == [(128, 128, digests[0]), (1024, 1024, digests[1]), (1024, 1024, digests[2])]
     assert [str(one) for one in found] == digests

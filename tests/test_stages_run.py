@@ -20,7 +20,7 @@ def staged() -> Spec:
     spec = small_spec(Pods(min=2, max=2), topology="2x2", hang_limit_s=120.0)
     experiment = replace(
         spec.experiment,
-        tokens=sum(one.tokens for one in STAGES),
+        tokens=sum(stage.tokens for stage in STAGES),
         batch=STAGES[0].batch,
         stages=STAGES,
     )

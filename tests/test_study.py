@@ -141,7 +141,7 @@ def test_a_fault_of_a_varied_value_is_reported_once(tmp_path: Path) -> None:
     base = MINIMAL.replace("15T", "soon")
     with pytest.raises(SpecProblems) as caught:
         loaded(tmp_path, "study: {base: base.yaml, vary: {resources.pods: [1, 2]}}\n", base=base)
-    assert [(Path(one.file).name, one.key) for one in caught.value.problems] == [
+    assert [(Path(problem.file).name, problem.key) for problem in caught.value.problems] == [
         ("base.yaml", "experiment.tokens")
     ]
 
@@ -190,7 +190,7 @@ def study_of(*pods: int, **changes: object) -> Study:
 def test_efficiency_is_relative_to_the_smallest_trial() -> None:
     study = study_of(4, 1, 2)
     plans = {trial.number: make_plan(trial.spec) for trial in study.trials}
-    trials = [one.planned for one in _forecast_scaling(study, plans).trials]
+    trials = [trial.planned for trial in _forecast_scaling(study, plans).trials]
     assert trials[1]
     assert (trials[1].efficiency.lower, trials[1].efficiency.unoverlapped) == (1.0, 1.0)
     for one, plan in zip(trials, plans.values(), strict=True):
@@ -286,8 +286,8 @@ def test_orch_plan_plans_a_study(orch: RunOrch) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == f"Next: orch submit {path}"
     output = json.loads(orch("plan", path, "--json").stdout)
-    assert [one["planned"]["pods"] for one in output["trials"]] == [1, 2, 4]
-    assert [one["planned"]["sequences"] for one in output["trials"]] == [16, 32, 64]
+    assert [trial["planned"]["pods"] for trial in output["trials"]] == [1, 2, 4]
+    assert [trial["planned"]["sequences"] for trial in output["trials"]] == [16, 32, 64]
     bad = orch(
         "plan", path, "--set", "experiment.model.heads=7", "--set", "resources.mesh={tensor: 3}"
     )

@@ -104,7 +104,7 @@ def test_trials_run_one_after_another_on_a_cluster(
     assert "scaling efficiency is 100.0 % on 8 chips" in text
     [study] = journal.list_studies(tmp_path / "runs")
     assert not study.submission().rehearsal
-    assert [one.rehearsal for one in study.status().runs] == [False, False]
+    assert [run.rehearsal for run in study.status().runs] == [False, False]
     code, text = cluster.submit("--steps", "4", "--yes")
     assert (code, len(cluster.taken), text.count("done before: ")) == (0, 2, 2)
     rehearsed = journal.StudyRequest(study=study.submission().study, steps=4)

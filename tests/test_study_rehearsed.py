@@ -87,7 +87,7 @@ def is_under_way(storage: Path, number: int, process: subprocess.Popen[str]) -> 
     if process.poll() is not None:
         return True
     for study in journal.list_studies(storage):
-        started = [one for one in study.trial_starts() if one.trial == number]
+        started = [start for start in study.trial_starts() if start.trial == number]
         run = study.trial_run(started[-1]) if started else None
         return run is not None and 1 <= run.steps_done < STEPS
     return False

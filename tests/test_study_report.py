@@ -53,12 +53,12 @@ def scaling_report(
 
 def test_measured_efficiency_is_relative_to_the_smallest_trial(tmp_path: Path) -> None:
     report = scaling_report(tmp_path, lambda _, repeat: BASE_S * repeat)
-    stored = [one.measured.efficiency for one in report.trials if one.measured]
+    stored = [trial.measured.efficiency for trial in report.trials if trial.measured]
     assert [isclose(one.median, of) for one, of in zip(stored, (1, 1 / 2, 1 / 4), strict=True)]
     # Repeats of 0.5 and 1 s: rates of 2 and 1, a median of 1.5.
     assert [isclose(one.high / one.low, 2) for one in stored] == [True] * 3
     assert isclose(stored[1].high, 1 / 2 * 2 / 1.5)
-    assert all(one.done == 2 for one in report.trials)
+    assert all(trial.done == 2 for trial in report.trials)
 
 
 def test_predicted_efficiency_is_relative_to_the_smallest_measured_trial(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def waited_s(plan: Plan) -> float:
 
 def test_without_an_expected_step_a_line_of_the_roofline_explains() -> None:
     plans = [make_plan(tiny_spec(pods)) for pods in (1, 2, 4)]
-    bare = [replace(one, forecast=replace(one.forecast, expected_time=())) for one in plans]
+    bare = [replace(plan, forecast=replace(plan.forecast, expected_time=())) for plan in plans]
     across = [sum(x.value for x in one.forecast.time if x.resource == "pods") for one in bare]
     explanations = _explain_gaps([(one, 4 * s) for one, s in zip(bare, across, strict=True)])
     assert (explanations[0].line, explanations[0].resource) == ("pods", "pods")
@@ -115,7 +115,7 @@ def test_rehearsed_trials_are_not_compared_with_chips(tmp_path: Path) -> None:
     report = scaling_report(tmp_path, lambda *_: 0.5, rehearsal=True, rehearses=full)
     assert report.rehearsal
     assert report.explanations == ()
-    assert all(one.not_compared and one.expected_s is None for one in report.trials)
+    assert all(trial.not_compared and trial.expected_s is None for trial in report.trials)
     text = study_screens.study_report_screen(report, "next")
     assert "emulated pods share this machine's cores" in text
     rows = [line for line in text.splitlines() if " 2 / 2 " in line]
@@ -143,7 +143,7 @@ def test_unfinished_runs_are_listed(tmp_path: Path) -> None:
     )
     writer.end_run("failed", reason("it was made to"))
     report = _make_scaling_report(recorded.key, study, read_trial_runs(recorded))
-    assert [one.done for one in report.trials] == [0, 1, 0]
+    assert [trial.done for trial in report.trials] == [0, 1, 0]
     assert report.trials[1].measured
     assert report.trials[1].measured.efficiency.median == 1.0
     assert report.trials[2].unfinished == {failed.run: "failed"}
@@ -177,7 +177,7 @@ def test_a_study_has_a_page(orch: RunOrch, tmp_path: Path) -> None:
     assert "Scaling efficiency is 25.0 % on 16 chips" in shown
     assert "Efficiency is tokens per second and chip over" in shown  # as the column is called there
     result = json.loads(orch("report", recorded.key, "--storage", str(tmp_path), "--json").stdout)
-    assert [one["chips"] for one in result["trials"]] == [4, 8, 16]
+    assert [trial["chips"] for trial in result["trials"]] == [4, 8, 16]
 
 
 # --- running the trials
@@ -303,8 +303,8 @@ def test_detach_is_refused(
 def test_mlflow_has_three_lines_over_pods(tmp_path: Path) -> None:
     """Measured, expected and roofline at each number of pods; of a rehearsal the measured alone."""
     report = scaling_report(tmp_path, lambda *_: 0.5)
-    points = {(one.name, one.step): one.value for one in _study_points(report, 9.0)}
-    trials = [one for one in report.trials if one.measured and one.predicted]
+    points = {(point.name, point.step): point.value for point in _study_points(report, 9.0)}
+    trials = [trial for trial in report.trials if trial.measured and trial.predicted]
     for trial, pods in zip(trials, (1, 2, 4), strict=True):
         assert trial.measured
         assert trial.predicted
@@ -315,7 +315,7 @@ def test_mlflow_has_three_lines_over_pods(tmp_path: Path) -> None:
         rate = trial.measured.tokens_per_s_per_chip.median
         assert points["speed/measured", pods] == rate * trial.chips
     alone = replace(report, trials=tuple(replace(t, not_compared="cpu_rehearsal") for t in trials))
-    names = {one.name for one in _study_points(alone, 9.0)}
+    names = {point.name for point in _study_points(alone, 9.0)}
     assert names == {"scaling/measured", "speed/measured"}
 
 
@@ -330,4 +330,4 @@ def test_mlflow_gets_a_trial_with_its_last_repeat(tmp_path: Path) -> None:
     ):
         begun = replace(first, done=report.repeats - 1, unfinished=unfinished)
         points = _study_points(replace(report, trials=(begun, *others)), 9.0)
-        assert {one.step for one in points} == steps
+        assert {point.step for point in points} == steps

@@ -214,4 +214,4 @@ def test_the_same_key_eight_times_at_once_is_one_run(
         ids = {pending.result() for pending in [pool.submit(submit) for _ in range(8)]}
     assert len(ids) == 1
     assert driven == ["nightly"]
-    assert [one.key for one in journal.list_journals(folder(where))] == ["nightly"]
+    assert [found.key for found in journal.list_journals(folder(where))] == ["nightly"]

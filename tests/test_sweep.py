@@ -75,7 +75,7 @@ def test_the_keys_that_vary_say_what_a_study_compares(
 def test_a_bad_sweep_is_refused_at_its_key(keys: str, code: str, key: str, tmp_path: Path) -> None:
     with pytest.raises(SpecProblems) as caught:
         loaded(tmp_path, f"study: {{base: base.yaml, {keys}}}\n")
-    assert (code, key) in [(one.code, one.key) for one in caught.value.problems]
+    assert (code, key) in [(problem.code, problem.key) for problem in caught.value.problems]
 
 
 # --- what it costs
@@ -111,7 +111,7 @@ def test_a_sweep_costs_the_sum_of_its_trials() -> None:
         assert getattr(forecast.days, name) == pytest.approx(4 * share * each)
         dollars = getattr(plan.forecast.dollars, name)
         assert getattr(forecast.dollars, name) == pytest.approx(4 * share * dollars)
-    assert [one.planned.steps for one in forecast.trials if one.planned] == [100, 100]
+    assert [trial.planned.steps for trial in forecast.trials if trial.planned] == [100, 100]
 
 
 def test_a_trial_without_a_plan_costs_nothing() -> None:
@@ -129,7 +129,7 @@ def test_a_trial_without_a_plan_costs_nothing() -> None:
 def test_orch_plan_shows_what_a_sweep_costs(orch: RunOrch) -> None:
     found = json.loads(orch("plan", TINY, "--json").stdout)
     assert (found["kind"], len(found["trials"])) == ("sweep", 5)
-    each = [one["planned"]["dollars"]["expected"] for one in found["trials"]]
+    each = [trial["planned"]["dollars"]["expected"] for trial in found["trials"]]
     assert found["dollars"]["expected"] == pytest.approx(sum(each))
     text = orch("plan", TINY).stdout
     assert "scaling" not in text
@@ -186,7 +186,7 @@ def test_the_best_trial_is_the_lowest_loss_of_those_that_ended(done: StudyJourna
     report = report_of_study(done)
     assert isinstance(report, SweepReport)
     assert report.best == 5
-    by_number = {one.number: one for one in report.trials}
+    by_number = {trial.number: trial for trial in report.trials}
     assert (done.status().done, done.status().kind) == (5, "sweep")
     assert (by_number[4].steps_done, by_number[5].steps_done) == (40, 40)
     assert [by_number[n].loss for n in (1, 2, 3, 4, 5)] == [5.0, 4.0, 6.0, 8.0, 3.0]
@@ -212,7 +212,7 @@ def test_a_trial_that_did_not_do_all_its_steps_is_never_the_best(done: StudyJour
     study, runs = done.submission().study, read_trial_runs(done)
     report = _make_sweep_report(done.key, study, runs, known)
     assert (report.best, report.trials[0].loss) == (5, 1.0)
-    assert [one.steps_done for one in report.trials] == [20, 40, 40, 40, 40]
+    assert [trial.steps_done for trial in report.trials] == [20, 40, 40, 40, 40]
     assert [one.number for one in _ranked(report)] == [5, 2, 3, 4, 1]
 
 
@@ -250,7 +250,7 @@ def test_the_page_and_json_of_a_sweep(orch: RunOrch, done: StudyJournal, tmp_pat
 
 def test_mlflow_has_the_loss_of_each_trial(done: StudyJournal) -> None:
     points = _study_points(report_of_study(done), 9.0)
-    assert {(one.name, one.step, one.value) for one in points} == {
+    assert {(point.name, point.step, point.value) for point in points} == {
         ("sweep/loss", 1, 5.0), ("sweep/loss", 2, 4.0), ("sweep/loss", 3, 6.0),
         ("sweep/loss", 4, 8.0), ("sweep/loss", 5, 3.0),
     }  # fmt: skip

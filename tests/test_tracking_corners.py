@@ -58,11 +58,11 @@ def test_an_attempt_on_the_same_plan_has_no_forecast_of_its_own(tmp_path: Path) 
     writer.end_attempt("failure")
     train_steps(writer, range(3, 5))
     points = export.description(writer.journal, writer.run(), None).points
-    assert {one.step for one in points} == {0}
+    assert {point.step for point in points} == {0}
     writer.end_attempt("failure")
     train_steps(writer, range(5, 6), pods=1)
     points = export.description(writer.journal, writer.run(), None).points
-    assert {one.step for one in points} == {0, 2}
+    assert {point.step for point in points} == {0, 2}
 
 
 def test_batches_are_no_larger_than_a_server_takes(
@@ -99,5 +99,5 @@ def test_a_database_is_made_under_another_name(
     with pytest.raises(Exception):  # noqa: B017, PT011
         Store(destination_in(tmp_path))
     assert made[0].name == f".mlflow.db.{os.getpid()}"
-    assert [one.name for one in tmp_path.iterdir() if one.name.startswith(".")] == []
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
     assert (tmp_path / "mlflow.db").exists()

@@ -155,7 +155,7 @@ def test_the_smallest_trainer_counts_its_own_matmuls() -> None:
 def dot_flops(equation: Any) -> int:
     """FLOPs of the products in an equation, and in what it calls."""
     inner = [value.jaxpr for value in equation.params.values() if hasattr(value, "jaxpr")]
-    below = sum(dot_flops(one) for jaxpr in inner for one in jaxpr.eqns)
+    below = sum(dot_flops(eqn) for jaxpr in inner for eqn in jaxpr.eqns)
     if equation.primitive.name != "dot_general":
         return below
     (contracted, _), _ = equation.params["dimension_numbers"]

@@ -85,7 +85,9 @@ def test_views_are_set_the_same_each_time(storage: Path) -> None:
     for _, text in before:
         kept = json.loads(str(text))
         state = json.loads(kept["state"])
-        own = [one["uuid"] for one in state["compareRunSections"] if not one["isGenerated"]]
+        own = [
+            section["uuid"] for section in state["compareRunSections"] if not section["isGenerated"]
+        ]
         assert {card["metricSectionId"] for card in state["compareRunCharts"]} == set(own)
         cards = [card["uuid"] for card in state["compareRunCharts"]]
         assert len(set(cards)) == len(cards)
@@ -95,7 +97,7 @@ def test_sections_with_data_are_open_and_come_first() -> None:
     """An empty one would be a large box above charts that have something to show."""
     for recorded in (set(metrics._OF_STEPS), {metrics._MEDIAN_MFU, *metrics._OF_STUDIES}):
         for view in SHIPPED:
-            own = {one.name: bool(one.metrics & recorded) for one in view.sections}
+            own = {section.name: bool(section.metrics & recorded) for section in view.sections}
             stored = views._state(view, recorded)["compareRunSections"]
             opened = [one["display"] for one in stored]
             assert opened == sorted(opened, reverse=True)

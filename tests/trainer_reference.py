@@ -87,7 +87,7 @@ def other_documents(words: jax.Array, separator: int | None) -> jax.Array:
 
 def layer_of(params: Tree, model: Model, i: int) -> Tree:
     """The parameters of a layer, from the stack that has it."""
-    [stack] = [one for one in decoder(model).stacks if i in one.layers]
+    [stack] = [stack for stack in decoder(model).stacks if i in stack.layers]
     return {name: array[stack.layers.index(i)] for name, array in params[stack.name].items()}
 
 

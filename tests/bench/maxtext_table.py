@@ -95,7 +95,7 @@ def step_of(summary: ProgramSummary, peak_bytes: float, compile_s: float) -> Com
         compile_s=compile_s,
         peak_bytes=peak_bytes,
         flops=sum(summary.flops.values()),
-        dcn_bytes=sum(one.payload_bytes for one in summary.sends),
+        dcn_bytes=sum(send.payload_bytes for send in summary.sends),
         total_s=schedule.total_s,
         products_s=schedule.products_s,
         kernels_s=schedule.kernels_s,
@@ -203,7 +203,7 @@ def compile_row(row: MaxTextPlan, python: str, *, ours_alone: bool) -> Pair:
     maxtext = recorded.maxtext if recorded else maxtext_step(row, plan, python)
     pair = Pair(ours=our_step(plan), maxtext=maxtext)
     record[str(row)] = pair
-    ordered = {str(one): record[str(one)] for one in ROWS if str(one) in record}
+    ordered = {str(row): record[str(row)] for row in ROWS if str(row) in record}
     RECORD.write_text(codec.to_pretty_json(ordered), encoding="utf-8")
     return pair
 

@@ -134,8 +134,8 @@ class Result:
 def compiled_plan(proof: Proof, age_s: float | None) -> CompiledPlan:
     """What is recorded of a proof."""
     payload: dict[str, float] = defaultdict(float)
-    for one in proof.collectives:
-        payload[group(one.link, one.axes)] += one.bytes_per_step
+    for collective in proof.collectives:
+        payload[group(collective.link, collective.axes)] += collective.bytes_per_step
     return CompiledPlan(
         date=f"{datetime.fromtimestamp(time.time() - (age_s or 0), UTC):%Y-%m-%d %H:%M}",
         versions=proof.versions,
@@ -162,7 +162,7 @@ def compile_row(row: BenchPlan, hlo: Path | None) -> None:
     spec = row.spec()
     proven = prove(spec, make_plan(spec), hlo=hlo)
     record = {**read_record(), str(row): compiled_plan(proven.proof, proven.age_s)}
-    ordered = {str(one): record[str(one)] for one in ROWS if str(one) in record}
+    ordered = {str(row): record[str(row)] for row in ROWS if str(row) in record}
     RECORD.write_text(codec.to_pretty_json(ordered), encoding="utf-8")
 
 

@@ -213,7 +213,7 @@ def read_record() -> dict[str, ScheduledRun]:
 
 def write(row: MaxTextPlan, found: ScheduledRun) -> None:
     record = read_record() | {row.title: found}
-    ordered = {one.title: record[one.title] for one in ROWS if one.title in record}
+    ordered = {row.title: record[row.title] for row in ROWS if row.title in record}
     RECORD.write_text(codec.to_pretty_json(ordered), encoding="utf-8")
 
 

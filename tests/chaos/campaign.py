@@ -46,7 +46,8 @@ def known(store: Path = STORE) -> list[FaultRecord]:
     lines = path.read_bytes().splitlines() if path.exists() else []
     records = [msgspec.json.decode(line, type=FaultRecord) for line in lines]
     return sorted(
-        {(one.seed, one.index): one for one in records}.values(), key=lambda one: one.index
+        {(record.seed, record.index): record for record in records}.values(),
+        key=lambda record: record.index,
     )
 
 
@@ -54,7 +55,7 @@ def due_episodes(
     records: Iterable[FaultRecord], seed: int, only: str | None, first: int = 0
 ) -> list[list[int]]:
     """The faults that have not run, run by run, from the run of the fault `first` on."""
-    done = {one.index for one in records if one.seed == seed}
+    done = {record.index for record in records if record.seed == seed}
     starts = range(first // EPISODE * EPISODE, FAULTS, EPISODE)
     episodes = [range(start, start + EPISODE) for start in starts]
     due = [[index for index in episode if index not in done] for episode in episodes]
@@ -123,9 +124,9 @@ def keep(folder: Path, records: list[FaultRecord]) -> None:
         records[-1] = msgspec.structs.replace(records[-1], off_model=wrong)
     target = STORE / "journals" / f"{records[0].index:03d}"
     shutil.rmtree(target, ignore_errors=True)
-    lost = any(not is_sound(one) for one in records)
+    lost = any(not is_sound(record) for record in records)
     shutil.copytree(run if lost else run / "events", target if lost else target / "events")
-    lines = [msgspec.json.encode(one) + b"\n" for one in records]
+    lines = [msgspec.json.encode(record) + b"\n" for record in records]
     with (STORE / "results.jsonl").open("ab") as file:
         file.write(b"".join(lines))
     for one in records:
@@ -159,7 +160,7 @@ def table(records: list[FaultRecord]) -> str:
     """What became of the faults, by kind and by phase, for docs/testing.md."""
     rows: list[tuple[str, ...]] = []
     for backend, title in (("processes", "plain processes"), ("ray", "Ray")):
-        mine = [one for one in records if one.backend == backend]
+        mine = [record for record in records if record.backend == backend]
         for field in ("name", "phase"):
             at = "at " if field == "phase" else ""
             for value in sorted({getattr(one, field) for one in mine}):
@@ -207,7 +208,7 @@ def main() -> int:
     records = [one for one in known() if one.seed == options.seed]
     print(f"\n{table(records)}\n")
     print(f"{len(records)} of {FAULTS} faults have run")
-    return 0 if all(is_sound(one) for one in records) else 1
+    return 0 if all(is_sound(record) for record in records) else 1
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class Episode:
         """Let a fault strike, wait until the run has recovered, and note what that cost."""
         self._come_to(fault)
         before, began_s = self.run.run(), time.monotonic()
-        victims = {one: self._pid(one.target) for one in fault.strikes}
+        victims = {strike: self._pid(strike.target) for strike in fault.strikes}
         killed = [pid for one, pid in victims.items() if one.how == "killed"]
         stopped = [pid for one, pid in victims.items() if one.how != "killed"]
         signal_all(stopped, signal.SIGSTOP)
@@ -47,7 +47,7 @@ class Episode:
         self.run.points.disarm()
         survived, detail = True, ""
         try:
-            if any(one.how == "stalled" for one in fault.strikes):
+            if any(strike.how == "stalled" for strike in fault.strikes):
                 time.sleep(STALL_S)
                 signal_all(
                     [v for one, v in victims.items() if one.how == "stalled"], signal.SIGCONT
@@ -58,8 +58,8 @@ class Episode:
         lost_s = time.monotonic() - began_s
         signal_all(stopped, signal.SIGCONT)
         lasting = [pid for one, pid in victims.items() if one.how == "stopped"]
-        struck = " + ".join(f"{one.target} {one.how}" for one in fault.strikes)
-        done = max((one.steps_done for one in before.attempts), default=0)
+        struck = " + ".join(f"{strike.target} {strike.how}" for strike in fault.strikes)
+        done = max((attempt.steps_done for attempt in before.attempts), default=0)
         restored = after.attempts[-1].restored_steps if after.attempts else 0
         self.records.append(
             FaultRecord(
@@ -110,7 +110,7 @@ class Episode:
             run.start_driver()
             run.until_reached()
             return
-        farthest = max(one.steps_done for one in run.run().attempts)
+        farthest = max(attempt.steps_done for attempt in run.run().attempts)
         run.until(lambda now: now.state == "running" and _newest(now) >= farthest + fault.ahead)
         if fault.point == "step":
             return
@@ -142,14 +142,14 @@ class Episode:
     def _is_recovered(fault: PlainFault, before: Run, now: Run) -> bool:
         if now.state == "succeeded":
             return True
-        lasting = [one.target for one in fault.strikes if one.how != "stalled"]
+        lasting = [strike.target for strike in fault.strikes if strike.how != "stalled"]
         if "driver" in lasting and now.driver == before.driver:
             return False
         if now.driver is None or now.state != "running":
             return False
         another = len(now.attempts) > len(before.attempts)
         needed = before.attempts and before.attempts[-1].reason is None and lasting
-        farthest = max((one.steps_done for one in before.attempts), default=0)
+        farthest = max((attempt.steps_done for attempt in before.attempts), default=0)
         return (another or not needed) and _newest(now) > farthest
 
     def _still_there(self, pids: list[int]) -> list[str]:
@@ -173,7 +173,7 @@ class Episode:
 
 def named(fault: PlainFault, before: Run, after: Run) -> bool | None:
     """Whether the journal names the rank that was struck; None where none was, or more than it."""
-    lasting = [one.target for one in fault.strikes if one.how != "stalled"]
+    lasting = [strike.target for strike in fault.strikes if strike.how != "stalled"]
     if fault.first or len(lasting) != 1 or lasting[0] == "driver" or not before.attempts:
         return None
     ended = after.attempts[len(before.attempts) - 1]

@@ -178,7 +178,7 @@ class Campaign:
             if len(self.results) >= self.faults or run.run().ended_at_s is not None:
                 run.to_the_end()
                 return
-            farthest = max(one.steps_done for one in run.run().attempts)
+            farthest = max(attempt.steps_done for attempt in run.run().attempts)
             ahead = farthest + self.chance.randint(*AHEAD)
             before = len(run.until_newest(before + 1, ahead).attempts)
             if self._inject(run).ends:
@@ -187,7 +187,7 @@ class Campaign:
     def _inject(self, run: Emulated) -> Fault:
         now = run.run()
         attempt = now.attempts[-1]
-        fault = self.chance.choices(FAULTS, [one.weight for one in FAULTS])[0]
+        fault = self.chance.choices(FAULTS, [fault.weight for fault in FAULTS])[0]
         rank = self.chance.randrange(self.recorded.plan(attempt.plan_digest).hosts)
         if fault.inject in (lose_host, stop_raylet) and len(run.whole_slices()) == 1:
             fault = FAULTS[0]  # nothing would be left to go on with

@@ -163,7 +163,7 @@ def _claims(run: Run) -> object:
 
 def described(run: Run) -> str:
     """A run in one line."""
-    ends = [(one.reason, one.steps_done) for one in run.attempts]
+    ends = [(attempt.reason, attempt.steps_done) for attempt in run.attempts]
     return f"{run.state}: {run.detail}; attempts {ends}"
 
 

@@ -101,8 +101,8 @@ def initial(bounds: Bounds) -> State:
 
 def is_settled(state: State) -> bool:
     """Whether the run has ended, and with it every process that is not stopped."""
-    drivers = all(one.stopped or one.phase in ("new", "over") for one in state.drivers)
-    ranks = all(one.stopped or not is_alive(one) for one in state.ranks)
+    drivers = all(driver.stopped or driver.phase in ("new", "over") for driver in state.drivers)
+    ranks = all(rank.stopped or not is_alive(rank) for rank in state.ranks)
     return state.ended and drivers and ranks
 
 
@@ -139,7 +139,7 @@ def _driver_moves(state: State, bounds: Bounds, number: int, driver: Driver) -> 
 def _claims(state: State, bounds: Bounds, number: int) -> Iterator[Move]:
     """A person resumes a run whose driver seems gone: it may be stopped only."""
     before = None if state.holder is None else state.drivers[state.holder]
-    in_turn = all(one.phase != "new" for one in state.drivers[:number])
+    in_turn = all(driver.phase != "new" for driver in state.drivers[:number])
     if state.ended or not in_turn or (before and not before.stopped and before.phase != "over"):
         return
     claimed = _wrote(state, number)._replace(holder=number, recorded=_adopted(state))
@@ -153,7 +153,7 @@ def _adopted(state: State) -> Checkpoint:
     """The newest checkpoint that counts after a claim: the ranks of the claim before may have
     reported one that their driver did not come to record.
     """
-    ours = [one.reported for one in state.ranks if one.driver == state.holder]
+    ours = [rank.reported for rank in state.ranks if rank.driver == state.holder]
     return max([state.recorded, *ours[-1:]])
 
 

@@ -140,7 +140,7 @@ def known_results(store: Path = STORE) -> dict[str, Result]:
     path = store / "results.jsonl"
     lines = path.read_bytes().splitlines() if path.exists() else []
     results = (msgspec.json.decode(line, type=Result) for line in lines)
-    return {one.key: one for one in results}
+    return {result.key: result for result in results}
 
 
 def equivalents(path: Path = EQUIVALENT) -> dict[str, str]:
@@ -176,7 +176,7 @@ class Campaign:
 
     def due(self, seed: int) -> list[Mutant]:
         """The mutants without a result that counts, in an order that the seed decides."""
-        due = [one for one in all_mutants(self.package) if not self._is_known(one)]
+        due = [mutant for mutant in all_mutants(self.package) if not self._is_known(mutant)]
         random.Random(seed).shuffle(due)
         return due
 
@@ -295,7 +295,9 @@ def standing(results: dict[str, Result], package: Package) -> list[tuple[Mutant,
     """The mutants of a package with a result of their function as it is. One that survived counts
     until it is tried again.
     """
-    pairs = [(one, results[one.key]) for one in all_mutants(package) if one.key in results]
+    pairs = [
+        (mutant, results[mutant.key]) for mutant in all_mutants(package) if mutant.key in results
+    ]
     return [(one, result) for one, result in pairs if result.digest == one.digest]
 
 
@@ -327,7 +329,7 @@ def main() -> int:
     """Try the mutants that are due; exit code 1 where one survived that no list explains."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mutants", type=int, default=1_000_000, help="try at most so many")
-    parser.add_argument("--package", choices=[one.name for one in PACKAGES])
+    parser.add_argument("--package", choices=[package.name for package in PACKAGES])
     parser.add_argument("--only", default="", help="mutants with this text in their key")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--table", action="store_true", help="only print what became of them")

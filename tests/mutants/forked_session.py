@@ -60,9 +60,11 @@ class ForkedSession:
     def _change(self, path: str, name: str, source: bytes) -> bool:
         """Give a function its new code wherever it is used; False where that cannot be done."""
         file = str(self.folder / path)
-        new = {one.co_firstlineno: one for one in _codes(compile(source, file, "exec"), name)}
+        new = {code.co_firstlineno: code for code in _codes(compile(source, file, "exec"), name)}
         gc.unfreeze()
-        functions = [one for one in gc.get_objects() if _is_of(one, file, name)]
+        functions = [
+            get_object for get_object in gc.get_objects() if _is_of(get_object, file, name)
+        ]
         for function in functions:
             code = new.get(function.__code__.co_firstlineno)
             if code is None or len(code.co_freevars) != len(function.__code__.co_freevars):
@@ -80,9 +82,9 @@ def _is_of(one: object, file: str, name: str) -> bool:
 
 def _codes(code: CodeType, name: str) -> Iterator[CodeType]:
     """The code of that qualified name, in the code of a module."""
-    for one in code.co_consts:
-        if isinstance(one, CodeType):
-            if one.co_qualname == name:
-                yield one
-            elif name.startswith(f"{one.co_qualname}."):
-                yield from _codes(one, name)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            if constant.co_qualname == name:
+                yield constant
+            elif name.startswith(f"{constant.co_qualname}."):
+                yield from _codes(constant, name)

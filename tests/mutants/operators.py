@@ -65,7 +65,9 @@ def mutants_of(path: str, source: bytes) -> list[Mutant]:
         seen: Counter[tuple[str, str]] = Counter()
         text = ast.get_source_segment(source.decode(), function) or ""
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-        negated = {id(one) for node in _own_nodes(function) for one in _conditions(node)}
+        negated = {
+            id(condition) for node in _own_nodes(function) for condition in _conditions(node)
+        }
         for node in _own_nodes(function):
             if id(node) in negated and _is_opposite(node):
                 continue  # to negate it is the same change
@@ -145,7 +147,7 @@ def _changes(node: ast.AST, source: bytes, lines: list[int]) -> Iterator[Change]
 
 def _adds_a_number(node: ast.BinOp) -> bool:
     sides = [one.value for one in (node.left, node.right) if isinstance(one, ast.Constant)]
-    numbers = [one for one in sides if isinstance(one, int | float)]
+    numbers = [side for side in sides if isinstance(side, int | float)]
     return isinstance(node.op, ast.Add | ast.Sub) and bool(numbers)
 
 

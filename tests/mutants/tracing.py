@@ -35,7 +35,7 @@ class Coverage(msgspec.Struct, frozen=True):
 
         A line that nearly all tests execute meets only as many as take so long together.
         """
-        sound = [one for one in self.seconds if one not in self.failed]
+        sound = [second for second in self.seconds if second not in self.failed]
         seen = [test for test in sound if line in self.lines.get(test, {}).get(path, ())]
         quickest = sorted(seen, key=lambda test: self.seconds[test])
         ends = accumulate(self.seconds[test] for test in quickest)
