@@ -119,10 +119,10 @@ class _Handler(BaseHTTPRequestHandler):
             return self._json_object(f"{match[1]}/{match[2] or query['name']}", query, body)
         bucket, _, key = name.partition("/")
         if self.command == "POST":  # S3's deletion of several objects
-            gone = [unescape(one) for one in re.findall(r"<Key>(.*?)</Key>", body.decode())]
-            for one in gone:
-                objects.pop(f"{bucket}/{one}", None)
-            deleted = "".join(f"<Deleted><Key>{escape(one)}</Key></Deleted>" for one in gone)
+            gone = [unescape(key) for key in re.findall(r"<Key>(.*?)</Key>", body.decode())]
+            for key in gone:
+                objects.pop(f"{bucket}/{key}", None)
+            deleted = "".join(f"<Deleted><Key>{escape(key)}</Key></Deleted>" for key in gone)
             return 200, f"<DeleteResult>{deleted}</DeleteResult>".encode(), {}
         if not key:
             return 200, self._listing(bucket, query), {"Content-Type": "application/xml"}

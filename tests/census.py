@@ -36,7 +36,7 @@ def equations(jaxpr: Any, times: int) -> Iterator[tuple[Any, int]]:
         yield equation, times
         inside = times * (equation.params["length"] if equation.primitive.name == "scan" else 1)
         for value in equation.params.values():
-            for one in value if isinstance(value, tuple | list) else (value,):
-                inner = getattr(one, "jaxpr", one)
+            for item in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(item, "jaxpr", item)
                 if hasattr(inner, "eqns"):
                     yield from equations(inner, inside)

@@ -40,7 +40,7 @@ class FileTracker:
         if run.state not in LIVE and not any("state" in line for line in lines):
             new.append({"run": run.run, "state": run.state})
         with path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(one) + "\n" for one in new)
+            file.writelines(json.dumps(event) + "\n" for event in new)
         journals.track(journal, TrackedRun(tracker=NAME, uri=destination.uri, run_id=run.run))
         on_steps(steps + len(new))
 

@@ -105,8 +105,8 @@ class Fleet:
 
     def __post_init__(self) -> None:
         self.all = [SimulatedSlice(f"pod-{number}") for number in range(self.slices)]
-        for one in self.all:
-            self.draw(one)
+        for held in self.all:
+            self.draw(held)
         self.current: SimulatedAttempt | None = None
 
     def draw(self, one: SimulatedSlice) -> None:
@@ -121,14 +121,14 @@ class Fleet:
 
     def strike(self) -> None:
         """Let every failure strike whose time has come."""
-        for one in self.all:
-            while one.fails_at_s <= self.clock.now_s:
+        for held in self.all:
+            while held.fails_at_s <= self.clock.now_s:
                 out_s = {"machine": self.times.repair_s, "cable": self.times.reroute_s, "hang": 0.0}
-                one.out_until_s = one.fails_at_s + out_s[one.fault]
-                self.faults[one.fault] = self.faults.get(one.fault, 0) + 1
+                held.out_until_s = held.fails_at_s + out_s[held.fault]
+                self.faults[held.fault] = self.faults.get(held.fault, 0) + 1
                 if self.current:
-                    self.current.strike(one)
-                self.draw(one)
+                    self.current.strike(held)
+                self.draw(held)
 
     def shown(self) -> tuple[Slice, ...]:
         """The slices as the cluster sees them."""
@@ -136,12 +136,12 @@ class Fleet:
         used = self.current.used if self.current and self.current.running else ()
         return tuple(
             Slice(
-                name=one.name,
-                hosts=1 if one.out_until_s > self.clock.now_s else 2,
+                name=held.name,
+                hosts=1 if held.out_until_s > self.clock.now_s else 2,
                 size=2,
-                free=one.name not in used,
+                free=held.name not in used,
             )
-            for one in self.all
+            for held in self.all
         )
 
     def attempt(self, spec: AttemptSpec) -> "SimulatedAttempt":

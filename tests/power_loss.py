@@ -203,9 +203,9 @@ def losses(loose: list[Change]) -> Iterator[tuple[str, set[Change]]]:
     """Which of the changes that are not durable may be lost together."""
     yield "no name lost", set()
     yield "all loose names lost", set(loose)
-    for one in loose:
-        yield f"the name of change {one.at} lost", {one}
-        yield f"only the name of change {one.at} kept", set(loose) - {one}
+    for path in loose:
+        yield f"the name of change {path.at} lost", {path}
+        yield f"only the name of change {path.at} kept", set(loose) - {path}
 
 
 def contents(

@@ -57,32 +57,32 @@ def as_forecast(plan: Plan) -> Compiled:
             buffers=(Buffer(name="parameters.layers.up", shape="f32[32,64]", bytes=2e8),),
             collectives=tuple(
                 CompiledCollective(
-                    axes=tuple(axis for axis in one.axes if plan.mesh[axis] > 1),
-                    kind=one.kind,
-                    dtype=one.dtype,
-                    payload_bytes=one.bytes_per_step,
-                    calls=one.calls_per_step,
-                    executed_kind=one.kind,
-                    executed_bytes=one.bytes_per_step,
+                    axes=tuple(axis for axis in exchange.axes if plan.mesh[axis] > 1),
+                    kind=exchange.kind,
+                    dtype=exchange.dtype,
+                    payload_bytes=exchange.bytes_per_step,
+                    calls=exchange.calls_per_step,
+                    executed_kind=exchange.kind,
+                    executed_bytes=exchange.bytes_per_step,
                 )
-                for one in moved
-                if one.link == "ici"
+                for exchange in moved
+                if exchange.link == "ici"
             ),
             sends=tuple(
                 DcnSend(
                     name="psum.1_0",
-                    kind=one.kind,
-                    dtype=one.dtype,
-                    payload_bytes=one.bytes_per_step,
+                    kind=exchange.kind,
+                    dtype=exchange.dtype,
+                    payload_bytes=exchange.bytes_per_step,
                     padding_bytes=1e3,
                     calls=32,
                     places=("trainers/llama/collectives.py:80 (reduced)",),
-                    in_backward=one.kind != "all-gather",
-                    is_stored=one.kind == "all-gather",
-                    axes=one.axes,
+                    in_backward=exchange.kind != "all-gather",
+                    is_stored=exchange.kind == "all-gather",
+                    axes=exchange.axes,
                 )
-                for one in moved
-                if one.link == "dcn"
+                for exchange in moved
+                if exchange.link == "dcn"
             ),
             flops={
                 "matrix products": sum(flops.values()) - attention,

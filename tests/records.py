@@ -82,7 +82,7 @@ def finished_run(
 def record_once(*journals: Journal) -> list[SyncResult]:
     """Record each run once, by a recorder that knows nothing yet."""
     recorder = Recorder({})
-    return [recorder.record(one) for one in journals]
+    return [recorder.record(journal) for journal in journals]
 
 
 @contextmanager

@@ -81,9 +81,9 @@ def finish(recorded: journal.Journal, plan: Plan, steps: Sequence[Step], clock: 
     number = writer.start_attempt(plan, tuple(f"slice {pod}" for pod in range(plan.pods)))
     clock.now_s += OPENING_S + STATE_S + COMPILE_S
     with StepLog(writer.journal.path, number, clock=clock) as log:
-        for one in steps:
-            clock.now_s += one.step_s
-            log.append(one)
+        for taken in steps:
+            clock.now_s += taken.step_s
+            log.append(taken)
     writer.end_attempt("finished")
     writer.end_run("succeeded")
     return writer
@@ -104,7 +104,9 @@ def finished_study(
         for trial in study.trials:
             plan = plans[trial.number]
             started = journal.start_trial(recorded, trial.number, repeat)
-            taken = [one.step for one in timed(0.0, range(steps), step_s(plan, repeat))]
+            taken = [
+                taken_step.step for taken_step in timed(0.0, range(steps), step_s(plan, repeat))
+            ]
             fields = {"spec": trial.spec, "study": recorded.key} | changes
             finished_run(storage, started.run, plan=plan, steps=taken, **fields)
     return recorded

@@ -28,7 +28,7 @@ def cycles(chip: str, shape: tuple[int, int, int]) -> int:
     """What the compiler estimates for one bf16 product on one device."""
     names, slices = catalog.chip(chip).libtpu, catalog.chip(chip).slices
     assert names is not None
-    topology = "x".join(map(str, next(one for one in slices.listed if prod(one) == 4)))
+    topology = "x".join(map(str, next(shape for shape in slices.listed if prod(shape) == 4)))
     options = {"chip_config_name": names.chip_config} if names.chip_config else {}
     described = topologies.get_topology_desc(f"{names.topology}:{topology}", "tpu", **options)
     alone = NamedSharding(Mesh(np.array(described.devices[:1]), ("one",)), P())

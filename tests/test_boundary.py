@@ -138,7 +138,7 @@ def test_no_text_of_one_folder_ends_a_command(tmp_path: Path, name: str, text: b
     run = failed_once(tmp_path)
     (run.path / name).write_bytes(text)
     runs, _ = journal.list_runs(tmp_path)
-    assert "other" in [one.run for one in runs]
+    assert "other" in [run.run for run in runs]
     with suppress(JournalUnreadable):
         make_report(run)
     read_sync_state(run)
@@ -358,8 +358,8 @@ def test_a_command_shows_no_control_characters_of_others(tmp_path: Path, orch: R
         orch("status", f"{tmp_path}/{osc}", *inside),
         orch("plan", f"{tmp_path}/{osc}"),
     ]
-    for one in shown:
-        text = one.stdout + one.stderr
+    for done in shown:
+        text = done.stdout + done.stderr
         assert not [sign for sign in text if sign != "\n" and not sign.isprintable()]
     assert json.loads(shown[3].stdout)[0]["reason"]["detail"] == osc
     assert osc in json.loads(shown[4].stdout)["line"]

@@ -113,7 +113,7 @@ def test_a_damaged_set_is_not_read(
     one_bucket: Bucket, tmp_path: Path, damage: Callable[[Bucket, str], None], said: str
 ) -> None:
     address = upload(one_bucket, token_set(tmp_path).parent, "set")
-    [shard] = [one.name for one in one_bucket.below("set/") if "00001" in one.name]
+    [shard] = [item.name for item in one_bucket.below("set/") if "00001" in item.name]
     damage(one_bucket, shard)
     with pytest.raises(DataUnusable, match=f"^gs://bucket/{shard}: .*{said}"):
         batches_of(f"{address}/manifest.json")
@@ -122,7 +122,7 @@ def test_a_damaged_set_is_not_read(
 def test_a_shard_that_changes_while_it_is_read_is_noticed(bucket: Bucket, tmp_path: Path) -> None:
     address = upload(bucket, token_set(tmp_path).parent, "set")
     tokens = _TokenSet.open(storage.folder(f"{address}/manifest.json"))
-    [shard] = [one.name for one in bucket.below("set/") if "00001" in one.name]
+    [shard] = [item.name for item in bucket.below("set/") if "00001" in item.name]
     change_a_shard(bucket, shard)
     assert tokens.read(0, 700).size == 700
     with pytest.raises(OSError, match="has changed since it was opened"):

@@ -66,7 +66,7 @@ def test_another_machine_reads_the_same_run(bucket: Bucket, tmp_path: Path) -> N
         assert (there.run, there.id, there.state) == (here.run, here.id, "running")
         assert there.steps_done == 3
         found = journal.find_run(folder, here.run[:8])
-        assert [one.step.index for one in found.steps(there)] == [0, 1, 2]
+        assert [logged.step.index for logged in found.steps(there)] == [0, 1, 2]
         assert found.spec() == record.spec()
         assert found.plan(there.plan_digest) == tiny_plan()
         request = journal.request_cancel(found)
@@ -131,7 +131,7 @@ def test_of_many_drivers_one_claims_a_run(one_bucket: Bucket) -> None:
         return None
 
     with ThreadPoolExecutor(4) as pool:
-        claims = [one for one in pool.map(claim, range(4)) if one]
+        claims = [won for won in pool.map(claim, range(4)) if won]
     assert [claim.number for claim in claims] == [2]
     assert record.state().writer == 2
 
@@ -235,9 +235,9 @@ def test_logs_come_from_the_bucket(one_bucket: Bucket) -> None:
     [log, *_] = run_journal.list_logs(record.path, record.run(), attempt=1)
     assert not log.empty
     reader = run_journal.LogReader(log)
-    assert [one.line for one in reader.read()] == ["a", "b"]
+    assert [got.line for got in reader.read()] == ["a", "b"]
     one_bucket.create(f"team/runs/{record.key}/attempts/001/logs/rank-0.log/{4:015d}", b"c\n")
-    assert [one.line for one in reader.read()] == ["c"]
+    assert [got.line for got in reader.read()] == ["c"]
 
 
 def test_nothing_is_lost_or_doubled_through_faults(
@@ -260,7 +260,7 @@ def test_nothing_is_lost_or_doubled_through_faults(
     resumed.end_run("succeeded")
     run = record.run()
     assert (run.state, run.steps_done, run.problems) == ("succeeded", 60, ())
-    assert [one.step.index for one in record.steps(run)] == list(range(60))
+    assert [logged.step.index for logged in record.steps(run)] == list(range(60))
     begin = f"bucket/team/runs/{record.key}/events/"
     assert bucket_server.names(begin) == [f"{begin}{number:06d}.json" for number in range(1, 11)]
     assert bucket_server.faults > 5

@@ -56,7 +56,7 @@ def test_conditions_count(s3_bucket: Bucket) -> None:
     s3_bucket.replace_version("a/b", b"third", version)
     with pytest.raises(FileExistsError):
         s3_bucket.replace_version("a/b", b"fourth", version)
-    assert [one.name for one in s3_bucket.below("a/", after="a/a")] == ["a/b"]
+    assert [item.name for item in s3_bucket.below("a/", after="a/a")] == ["a/b"]
     s3_bucket.delete(["a/b", "nothing"])
     assert s3_bucket.inside("") == ([], [])
 
@@ -81,7 +81,7 @@ def test_a_killed_run_goes_on_elsewhere(
     """
     where = f"s3://{s3_bucket.name}/runs"
     options = ("cluster.backend=hosts", "run.trainer=mlp", f"run.checkpoint.every={EVERY}")
-    settings = [word for one in (*options, f"run.storage={where}") for word in ("--set", one)]
+    settings = [word for option in (*options, f"run.storage={where}") for word in ("--set", option)]
     submit = ["submit", "specs/tiny_2pod.yaml", *settings, "--no-prove", "--no-calibrate"]
     submit += ["--steps", str(STEPS), "--json", "--key"]
     calm = orch_process(*submit, "calm", timeout_s=LIMIT_S)

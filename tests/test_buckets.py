@@ -56,10 +56,10 @@ def test_listings_are_of_a_folder_and_of_all_below_it(bucket: Bucket) -> None:
     for name in ("runs/a/events/1", "runs/a/spec", "runs/ab/spec", "runs/b"):
         bucket.create(name, name.encode())
     objects, prefixes = bucket.inside("runs/a/")
-    assert [one.name for one in objects] == ["runs/a/spec"]
+    assert [item.name for item in objects] == ["runs/a/spec"]
     assert [prefix.rstrip("/") for prefix in prefixes] == ["runs/a/events"]
-    assert [one.name for one in bucket.below("runs/a/")] == ["runs/a/events/1", "runs/a/spec"]
-    assert [one.name for one in bucket.below("runs/", after="runs/ab/spec")] == ["runs/b"]
+    assert [item.name for item in bucket.below("runs/a/")] == ["runs/a/events/1", "runs/a/spec"]
+    assert [item.name for item in bucket.below("runs/", after="runs/ab/spec")] == ["runs/b"]
     assert bucket.inside("nothing/") == ([], [])
 
 
@@ -133,7 +133,7 @@ def test_of_many_writers_of_a_number_one_succeeds(
 
     with ThreadPoolExecutor(4) as pool:
         won = list(pool.map(write, range(4)))
-    assert sorted(number for one in won for number in one) == list(range(10))
+    assert sorted(number for numbers in won for number in numbers) == list(range(10))
     for writer, numbers in enumerate(won):
         for number in numbers:
             written = bucket_server.objects[f"bucket/events/{number}"].content
@@ -266,7 +266,7 @@ def test_a_copy_of_another_file_of_that_name_begins_anew(one_bucket: Bucket) -> 
         with segments.lines(path) or pytest.fail("no bucket") as writer:
             writer.append(content)
         assert files.read(path) == content + b"\n"
-        one_bucket.delete([one.name for one in one_bucket.below("runs/")])
+        one_bucket.delete([item.name for item in one_bucket.below("runs/")])
 
 
 def test_a_part_that_is_missing_hides_what_comes_after_it(one_bucket: Bucket) -> None:

@@ -165,7 +165,7 @@ def test_an_unsteady_step_is_measured_again(
         if warning.code == "unsteady_profile"
     ]
     figures = {"spread": counts, "others": others}
-    assert [one.figures for one in warned] == ([] if is_steady else [figures])
+    assert [warning.figures for warning in warned] == ([] if is_steady else [figures])
     assert ("busy while it was measured" in " ".join(warning_texts(warned))) == bool(warned)
 
 

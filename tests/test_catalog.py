@@ -331,7 +331,7 @@ def test_every_source_that_is_named_exists_and_every_one_that_exists_is_named() 
         }
         named |= {compiler_option.source for compiler_option in chip.compiler_options.values()}
         named |= {chip.products.source} if chip.products else set()
-    named |= {one.source for one in structs.asdict(recovery()).values()}
+    named |= {constant.source for constant in structs.asdict(recovery()).values()}
     named |= {run.source for run in goodput_runs()}
     named |= {figure.source for figure in serving.figures()}
     named |= {"published-runs", "published-gpu-runs", "serving-runs"}

@@ -31,14 +31,14 @@ def test_a_number_is_always_the_same_fault() -> None:
 def test_faults_strike_at_every_phase_alone_and_in_pairs() -> None:
     """Every process is killed and stopped."""
     drawn = [draw(0, index) for index in range(campaign.FAULTS)]
-    phases = Counter(one.phase for one in drawn)
+    phases = Counter(fault.phase for fault in drawn)
     expected = {"claim", "start", "compile", "step", "save", "commit", "between attempts"}
     assert phases.keys() == expected
     assert min(phases.values()) > 20
     strikes = {(strike.target, strike.how) for fault in drawn for strike in fault.strikes}
     processes = ("driver", "rank-0", "rank-1")
     assert strikes >= {(target, how) for target in processes for how in ("killed", "stopped")}
-    assert sum(one.name == "two at once" for one in drawn) > 100
+    assert sum(fault.name == "two at once" for fault in drawn) > 100
 
 
 def test_a_part_goes_on_where_the_last_one_stopped() -> None:
@@ -50,14 +50,14 @@ def test_a_part_goes_on_where_the_last_one_stopped() -> None:
     assert campaign.due_episodes(done, 0, None, first=6)[0] == [4, 6, 7]
     assert campaign.due_episodes(done, 0, None, first=8)[0] == [8, 9, 10, 11]
     on_ray = campaign.due_episodes([], 0, "ray")
-    assert {campaign.backend_of(one[0]) for one in on_ray} == {"ray"}
+    assert {campaign.backend_of(episode[0]) for episode in on_ray} == {"ray"}
     assert sum(map(len, on_ray)) == 48
 
 
 def test_results_are_read_again_and_the_newest_counts(tmp_path: Path) -> None:
     lost = msgspec.structs.replace(RECORD, survived=False)
     with (tmp_path / "results.jsonl").open("wb") as file:
-        file.writelines(msgspec.json.encode(one) + b"\n" for one in (lost, RECORD))
+        file.writelines(msgspec.json.encode(record) + b"\n" for record in (lost, RECORD))
     assert campaign.known(tmp_path) == [RECORD]
     assert campaign.known(tmp_path / "nothing") == []
 
@@ -69,7 +69,7 @@ def test_the_table_counts_what_ran_and_what_was_lost() -> None:
         changed(RECORD, index=2, identical=False),
         changed(RECORD, index=3, left_over=["process 7"]),
     ]
-    assert [campaign.is_sound(one) for one in [RECORD, *bad]] == [True, False, False, False]
+    assert [campaign.is_sound(record) for record in [RECORD, *bad]] == [True, False, False, False]
     assert campaign.row("all", [RECORD, *bad]) == (
         "all", "4", "3", "2 of 3", "", "4 median, 4 most", "1",
     )  # fmt: skip

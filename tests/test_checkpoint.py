@@ -507,7 +507,7 @@ def test_a_whole_checkpoint_is_reported_while_training_goes_on(tmp_path: Path) -
             saved.check()
             assert time.monotonic() < deadline
         saved.finish()
-    assert [one.step for one in first.reported] == [10]
+    assert [report.step for report in first.reported] == [10]
 
 
 # Kills

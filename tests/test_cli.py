@@ -305,7 +305,7 @@ def test_commands_stand_below_what_they_are_about(orch: RunOrch) -> None:
     assert listed == orch_commands.list_commands(Context(orch_commands))
     assert max(map(len, shown.splitlines())) <= 80
     completed = ShellComplete(orch_commands, {}, "orch", "_ORCH_COMPLETE").get_completions([], "")
-    assert [one.value for one in completed] == listed
+    assert [completion.value for completion in completed] == listed
 
 
 @pytest.mark.parametrize(

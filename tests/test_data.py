@@ -72,9 +72,9 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
         _permuted(np.arange(1000), 1000, seed=seed, epoch=epoch)
         for seed, epoch in [(0, 0), (0, 1), (1, 0), (1, 1)]
     ]
-    for one in range(4):
-        for other in range(one):
-            assert (orders[one] == orders[other]).sum() < 10
+    for place in range(4):
+        for other in range(place):
+            assert (orders[place] == orders[other]).sum() < 10
 
 
 def test_neighbours_are_torn_apart() -> None:

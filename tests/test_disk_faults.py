@@ -88,7 +88,7 @@ def test_a_disk_that_fails_for_a_while_loses_nothing(
     ended = run.run()
     assert (ended.state, ended.problems) == ("succeeded", ())
     assert len(ended.attempts) > 1  # the disk did fail
-    assert [one.step.index for one in run.steps(ended)] == list(range(STEPS))
+    assert [step.step.index for step in run.steps(ended)] == list(range(STEPS))
     assert steps_of(run)[: len(seen)] == seen
     assert run.state().damage == ()
 

@@ -104,7 +104,7 @@ def project(place: Path) -> Path:
 def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runs folder after the README's rehearsal."""
     there = project(tmp_path_factory.mktemp("rehearsed"))
-    [makes] = [one for one in commands_of(README) if one.text.endswith(f" --key {KEY}")]
+    [makes] = [command for command in commands_of(README) if command.text.endswith(f" --key {KEY}")]
     assert fault_of(makes, there) is None
     return there / "runs"
 
@@ -113,7 +113,7 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reader(document: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """The folder in which a document's commands run, with the README's run where they need it."""
     there = project(tmp_path)
-    if document != README and any(KEY in one.text.split() for one in commands_of(document)):
+    if document != README and any(KEY in command.text.split() for command in commands_of(document)):
         shutil.copytree(request.getfixturevalue("rehearsed"), there / "runs")
     return there
 
@@ -151,10 +151,10 @@ LEFT_OUT = {"unreadable", "missing-key"}  # what a document leaves to its reader
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_specs_of_documents_are_legal(document: Path, tmp_path: Path) -> None:
     """Whole specs, and sections of them on top of what stands before."""
-    whole = {one[1]: one[0] for one in SECTION.finditer(MINIMAL)}
+    whole = {section[1]: section[0] for section in SECTION.finditer(MINIMAL)}
     blocks = re.findall(r"```yaml\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL)
     for number, block in enumerate(blocks):
-        sections = {one[1]: one[0] for one in SECTION.finditer(block)}
+        sections = {section[1]: section[0] for section in SECTION.finditer(block)}
         if not sections or not sections.keys() <= {"name", *_SECTIONS}:
             continue
         whole |= sections
@@ -164,7 +164,7 @@ def test_specs_of_documents_are_legal(document: Path, tmp_path: Path) -> None:
             reading.load(path)
         except SpecProblems as error:
             wrong = [problem for problem in error.problems if problem.code not in LEFT_OUT]
-            assert [str(one) for one in wrong] == []
+            assert [str(problem) for problem in wrong] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -191,7 +191,7 @@ def test_what_python_examples_import_exists() -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_make_target_exists(document: Path, tmp_path: Path) -> None:
     """A document names no make target that the Makefile lacks."""
-    skipped = [one for one in commands_of(document) if SKIPPED.fullmatch(one.text)]
+    skipped = [command for command in commands_of(document) if SKIPPED.fullmatch(command.text)]
     assert [fault_of(command, tmp_path) for command in skipped] == [None] * len(skipped)
 
 
@@ -203,7 +203,7 @@ def test_fast_commands_do_what_the_document_says(
     no shell; those of several documents once. They print what a page says that they print.
     """
     printed = dict(PRINTED.findall(document.read_text(encoding="utf-8")))
-    fast = [one for one in commands_of(document) if FAST.match(one.text)]
+    fast = [command for command in commands_of(document) if FAST.match(command.text)]
     for command in fast:
         words = shlex.split(command.text, comments=True)
         if set("|><;&$`*\n") & set(command.text):  # for a shell

@@ -202,7 +202,7 @@ def test_a_rehearsal_on_plain_processes_is_tracked_in_a_file(tmp_path: Path) -> 
     assert run.tracking
     assert (run.tracking.tracker, run.tracking.uri) == (NAME, str(lines))
     before = read_lines(lines)
-    assert [one["step"] for one in before if "step" in one] == [0, 1, 2]
+    assert [entry["step"] for entry in before if "step" in entry] == [0, 1, 2]
     assert before[-1] == {"run": "it", "state": "succeeded"}
     result = tracking.Recorder({}).record(recorded)
     assert (result.problem, result.run_id) == (None, "it")

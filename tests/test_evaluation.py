@@ -145,8 +145,12 @@ def train_toy(
 
 
 def evaluations(steps: list[Step]) -> list[tuple[int, float, int]]:
-    made = [one.own_evaluation for one in steps]
-    return [(one.steps_done, one.loss, one.tokens) for one in made if one]
+    made = [taken.own_evaluation for taken in steps]
+    return [
+        (evaluation.steps_done, evaluation.loss, evaluation.tokens)
+        for evaluation in made
+        if evaluation
+    ]
 
 
 def stop_before(index: int) -> Callable[[], bool]:
@@ -160,13 +164,13 @@ def test_a_run_evaluates_now_and_then_and_trains_as_before(tmp_path: Path) -> No
     options = EvaluationOptions(path=token_set(tmp_path / "text", 900), every=EVERY, sequences=6)
     _, plain = train_toy(tmp_path / "plain", None)
     _, steps = train_toy(tmp_path / "with", options, progressed=partial(batches.append, None))
-    assert [one.loss for one in steps] == [one.loss for one in plain]
-    assert [one.grad_norm for one in steps] == [one.grad_norm for one in plain]
+    assert [taken.loss for taken in steps] == [taken.loss for taken in plain]
+    assert [taken.grad_norm for taken in steps] == [taken.grad_norm for taken in plain]
     assert len(batches) == 3 * 2  # two batches of four rows for six sequences
     made = evaluations(steps)
     assert [(done, tokens) for done, _, tokens in made] == [(4, 192), (8, 192), (11, 192)]
     assert made[0][1] > made[1][1] > made[2][1]
-    assert [one.evaluation is not None for one in steps] == [False] * 3 + [True] * 8
+    assert [taken.evaluation is not None for taken in steps] == [False] * 3 + [True] * 8
     _, first = train_toy(tmp_path / "again", options, stop=stop_before(6))
     _, rest = train_toy(tmp_path / "again", options)
     assert evaluations(first) + evaluations(rest) == made
@@ -266,7 +270,7 @@ def test_its_cost_is_a_line_of_goodput(tmp_path: Path) -> None:
     assert section is not None
     assert section.lines[-1].computed.value == pytest.approx(goodput.expected)
     [line] = [line for line in goodput.lines if line.kind == "evaluation"]
-    executed = sum(one.inputs["flops"] for one in plan.forecast.time if one.resource == "mxu")
+    executed = sum(line.inputs["flops"] for line in plan.forecast.time if line.resource == "mxu")
     tokens_per_device = 64 * 4096 / 64
     matmuls = 2 * (plan.model.parameters - 128_256 * 4096) * tokens_per_device  # norms are few
     attention = 4 * 32 * 128 * 32 * (4096 + 1024) / 2 * tokens_per_device
@@ -342,7 +346,7 @@ def test_a_report_has_the_first_best_and_last() -> None:
     assert report.evaluation is not None
     assert report.evaluation.count == 3
     first, best, last = report.evaluation.first, report.evaluation.best, report.evaluation.last
-    assert [(one.steps_done, one.loss) for one in (first, best, last)] == [
+    assert [(evaluation.steps_done, evaluation.loss) for evaluation in (first, best, last)] == [
         (4, 3.0), (8, 2.5), (16, 2.75),
     ]  # fmt: skip
     _, plain = preempted_run()

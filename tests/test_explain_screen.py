@@ -113,7 +113,7 @@ def test_what_the_book_leaves_out_is_said() -> None:
     assert mesh["chips"] == 8960
     assert batch is not None
     assert batch["reason"].code == "batch_not_divisible"
-    assert {980, 1120} <= {one.sequences for one in batch["nearest"]}
+    assert {980, 1120} <= {near.sequences for near in batch["nearest"]}
     assert half is not None
     assert (half["ways"], half["length"], half["share"]) == (8, 16, 0.5)
     renting = found["renting"]

@@ -104,7 +104,7 @@ def check_pod(pod: dict[str, Any]) -> None:
         mounts = container["volumeMounts"]
         assert {mount["name"] for mount in mounts} <= names
         assert len({mount["mountPath"] for mount in mounts}) == len(mounts)
-        variables = [one["name"] for one in container.get("env", ())]
+        variables = [variable["name"] for variable in container.get("env", ())]
         assert len(set(variables)) == len(variables)
         ports = [port["containerPort"] for port in container.get("ports", ())]
         assert len(set(ports)) == len(ports)
@@ -163,10 +163,10 @@ def cluster_of(objects: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def check_objects(objects: list[dict[str, Any]]) -> None:
-    for one in objects:
-        assert LABEL.fullmatch(one["metadata"]["name"])
-        assert len(one["metadata"]["name"]) <= LONGEST[one["kind"]]
-        for pod in pod_templates(one):
+    for item in objects:
+        assert LABEL.fullmatch(item["metadata"]["name"])
+        assert len(item["metadata"]["name"]) <= LONGEST[item["kind"]]
+        for pod in pod_templates(item):
             check_pod(pod)
 
 
@@ -175,9 +175,11 @@ def test_manifests_obey_the_published_schemas(options: list[str]) -> None:
     if not DEFINITIONS.exists():
         pytest.skip(f"needs the CRD schemas of KubeRay and JobSet as JSON in {DEFINITIONS}")
     for spec in [path for path in SPECS if tpu(path)]:
-        for one in chain.from_iterable(every_kind(spec, options=options).values()):
-            if one["kind"] != "ConfigMap":
-                assert [error.message for error in validator(one["kind"]).iter_errors(one)] == []
+        for manifest in chain.from_iterable(every_kind(spec, options=options).values()):
+            if manifest["kind"] != "ConfigMap":
+                assert [
+                    error.message for error in validator(manifest["kind"]).iter_errors(manifest)
+                ] == []
 
 
 @cache
@@ -199,7 +201,9 @@ def test_the_options_of_the_spec_are_in_the_manifest() -> None:
         assert container["image"] == "registry.example/orch:2"
         assert pod["volumes"][0]["persistentVolumeClaim"] == {"claimName": "filestore"}
         assert container["volumeMounts"][0]["mountPath"] == "/shared/runs"
-        by_reference = {one["name"]: one.get("valueFrom") for one in container["env"]}
+        by_reference = {
+            variable["name"]: variable.get("valueFrom") for variable in container["env"]
+        }
         for secret in ("HF_TOKEN", "API_KEY"):
             assert by_reference[secret] == {"secretKeyRef": {"name": "keys", "key": secret}}
     (group,) = cluster["spec"]["workerGroupSpecs"]
@@ -273,14 +277,16 @@ def check_arch(chip: str, pod: dict[str, Any]) -> None:
     """The one image of all pods is for one architecture."""
     arm = {"kubernetes.io/arch": "arm64"} if chip == "gb200" else {}
     assert pod.get("nodeSelector", {}) == arm
-    assert {one["key"]: one["value"] for one in pod.get("tolerations", ())} == arm
+    assert {
+        toleration["key"]: toleration["value"] for toleration in pod.get("tolerations", ())
+    } == arm
 
 
 def check_domain(objects: list[dict[str, Any]], pods: list[dict[str, Any]], nodes: int) -> None:
     """Pods that share an NVLink domain claim a channel of it, by the template of NVIDIA's driver;
     the driver makes it before them.
     """
-    made = [one for one in objects if one["kind"] == "ComputeDomain"]
+    made = [item for item in objects if item["kind"] == "ComputeDomain"]
     assert len(made) == (nodes > 1)
     for pod in pods:
         claims = pod.get("resourceClaims", [])
@@ -288,7 +294,7 @@ def check_domain(objects: list[dict[str, Any]], pods: list[dict[str, Any]], node
             {"name": claim["name"]} for claim in claims
         ]
         assert [claim["resourceClaimTemplateName"] for claim in claims] == [
-            one["spec"]["channel"]["resourceClaimTemplate"]["name"] for one in made
+            domain["spec"]["channel"]["resourceClaimTemplate"]["name"] for domain in made
         ]
     if made:
         assert objects[0] == made[0]

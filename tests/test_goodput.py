@@ -305,8 +305,8 @@ def test_recoveries_of_the_campaign_are_the_drivers_own_times() -> None:
     """Within a fifth of the recorded medians, for all kinds of faults."""
     scores = recovery_scores()
     assert sum(score.faults for score in scores) == 43
-    for one in scores:
-        assert one.predicted_s == pytest.approx(one.recorded_s, rel=0.2), one
+    for scored in scores:
+        assert scored.predicted_s == pytest.approx(scored.recorded_s, rel=0.2), scored
 
 
 def test_the_docs_have_these_figures() -> None:

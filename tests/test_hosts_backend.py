@@ -106,7 +106,9 @@ def test_a_run_does_all_its_steps(tmp_path: Path, meeting: Path) -> None:
     first = driver(tmp_path)
     with hosts(meeting, first.first_plan) as started:
         assert run_to_end(first) == 0
-        assert not [child for one in started for child in psutil.Process(one.pid).children()]
+        assert not [
+            child for process in started for child in psutil.Process(process.pid).children()
+        ]
     run = first.writer.run()
     assert (run.state, reasons(run), run.steps_done) == ("succeeded", ["finished"], STEPS)
     assert run.attempts[0].slices == ("slice-0", "slice-1")
@@ -149,7 +151,7 @@ def test_a_lost_host_is_a_preemption_and_the_run_goes_on_without_its_slice(
             rank = psutil.Process(started[1].pid).children()
             started[1].kill()
             started[1].wait()
-            within(lambda: not any(one.is_running() for one in rank))
+            within(lambda: not any(process.is_running() for process in rank))
 
         striker = threading.Thread(target=strike)
         striker.start()
@@ -376,10 +378,10 @@ def test_an_order_that_does_not_count_is_said_and_passed_over(
     meeting = Meeting(tmp_path)
     meeting.give(ORDER)
     WRONG_ORDERS[wrong](tmp_path / "order-000002.json")
-    for one in (meeting, Meeting(tmp_path)):
-        assert (one.order(), one.next_number) == (ORDER, 3)
+    for place in (meeting, Meeting(tmp_path)):
+        assert (place.order(), place.next_number) == (ORDER, 3)
         assert "order-000002.json is passed over: it " in capfd.readouterr().err
-        assert one.order() == ORDER
+        assert place.order() == ORDER
         assert capfd.readouterr().err == ""
     meeting.give(third := replace(ORDER, number=3))
     assert meeting.order() == Meeting(tmp_path).order() == third

@@ -131,7 +131,7 @@ def test_a_device_reads_its_own_part_alone(tmp_path: Path, monkeypatch: Any) -> 
 
     monkeypatch.setattr(read, "_part_of", counted)
     parameters_from(program)
-    largest = dict(sorted(sizes, key=lambda one: one[1]))
+    largest = dict(sorted(sizes, key=lambda size: size[1]))
     assert largest["gate"] == 64 * 96 // 8
     assert largest["query"] == 64 * 8 * 16 // 8
 
@@ -272,7 +272,7 @@ def model_parameters(folder: Path) -> int:
 def test_bf16_is_rounded_once(started: tuple[Path, Path], tmp_path: Path) -> None:
     folder, directory = started
     written(directory, tmp_path / "out", "bf16")
-    theirs, ours = (load_file(one / "model.safetensors") for one in (folder, tmp_path / "out"))
+    theirs, ours = (load_file(place / "model.safetensors") for place in (folder, tmp_path / "out"))
     for name, array in ours.items():
         assert array.dtype == ml_dtypes.bfloat16
         assert (array == theirs[name].astype(ml_dtypes.bfloat16)).all()

@@ -81,11 +81,11 @@ def environment(container: dict[str, Any], slice_index: int, host_index: int) ->
     """What a kubelet sets: what the manifest says, and of a pod of an indexed job its index."""
     fields = {SLICE_INDEX: str(slice_index), "status.hostIP": "127.0.0.1"}
     found = {"JOB_COMPLETION_INDEX": str(host_index)}
-    for one in container["env"]:
-        if "valueFrom" in one:
-            found[one["name"]] = fields[one["valueFrom"]["fieldRef"]["fieldPath"]]
+    for variable in container["env"]:
+        if "valueFrom" in variable:
+            found[variable["name"]] = fields[variable["valueFrom"]["fieldRef"]["fieldPath"]]
         else:
-            found[one["name"]] = expanded(one["value"], found)
+            found[variable["name"]] = expanded(variable["value"], found)
     return found
 
 

@@ -113,7 +113,7 @@ def test_a_study_with_an_active_run_is_not_removed(tmp_path: Path) -> None:
     with pytest.raises(RunIsLive):
         journal.remove_study(study)
     assert study.path.exists()
-    assert [one.run().state for one in (first, second)] == ["failed", "starting"]
+    assert [journal.run().state for journal in (first, second)] == ["failed", "starting"]
 
 
 def test_steps_in_another_order_have_another_sum(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_heartbeats_are_repeated(tmp_path: Path) -> None:
 
     with HeartbeatWriter(writer.journal.path, number, 0, "pod-0", 0.01, watch, lambda: None):
         eventually(lambda: looked() > 3, 30)
-    eventually(lambda: "heartbeat" not in {one.name for one in threading.enumerate()}, 30)
+    eventually(lambda: "heartbeat" not in {thread.name for thread in threading.enumerate()}, 30)
     [last] = read_heartbeats(writer.journal.path, number).values()
     assert last.ended
 

@@ -162,7 +162,7 @@ def test_another_line_in_place_of_a_step_is_no_step(tmp_path: Path) -> None:
     edit(writer.journal.paths.steps(1), lambda text: text.replace(b'"index":100,', b'"index":700,'))
     assert writer.run().problems == ()
     reader = journal.StepReader(writer.journal.path, number)
-    assert [one.step.index for one in reader.read()] == [*range(100), *range(101, 200)]
+    assert [got.step.index for got in reader.read()] == [*range(100), *range(101, 200)]
     [problem] = reader.problems
     assert "checksum" in problem.what
 
@@ -300,7 +300,7 @@ def test_what_cannot_be_made_again_is_told(tmp_path: Path) -> None:
     }
     assert found.keys() == {"spec", "document", "steps", "checkpoint"}
     assert [kind for kind, one in found.items() if one.stops] == ["spec", "checkpoint"]
-    assert not any(one.repairable for one in found.values())
+    assert not any(damage.repairable for damage in found.values())
     assert "6 steps" in found["steps"].advice
 
 

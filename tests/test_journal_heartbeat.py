@@ -37,7 +37,7 @@ def watched(*looks: tuple[float, list[Heartbeat]]) -> HeartbeatMonitor:
     """A monitor that has seen these heartbeats at these times."""
     monitor = HeartbeatMonitor(0.0)
     for now_s, seen in looks:
-        monitor.update({one.rank: one for one in seen}, now_s)
+        monitor.update({heartbeat.rank: heartbeat for heartbeat in seen}, now_s)
     return monitor
 
 
@@ -119,11 +119,11 @@ def test_ranks_without_progress_hang() -> None:
     """The rank behind all others is blamed."""
     early = [beat(0, 1.0, steps=4), beat(1, 1.0, steps=4), beat(2, 1.0, steps=4)]
     late = [beat(0, 9.0, steps=5), beat(1, 9.0, steps=4), beat(2, 9.0, steps=5)]
-    beating = [replace(one, at_s=39.5) for one in late]
+    beating = [replace(heartbeat, at_s=39.5) for heartbeat in late]
     hang = watched((1.0, early), (9.0, late), (39.5, beating)).find_hang(LIMIT_S, 39.9)
     assert hang is not None
     assert hang[1] == 1
-    together = [replace(one, steps=5, at_s=45.0) for one in late]
+    together = [replace(heartbeat, steps=5, at_s=45.0) for heartbeat in late]
     hang = watched((9.0, late), (10.0, together), (45.0, together)).find_hang(LIMIT_S, 45.0)
     assert hang is not None
     assert hang[1] in (0, None)

@@ -223,7 +223,7 @@ def coordinator_of(storage: Path, found: set[tuple[str, int]]) -> bool:
     """Whether JAX's coordinator is among what listens: a rank, not a process of Ray, has it."""
     [recorded] = journal.list_journals(storage)
     beats = heartbeat.read_heartbeats(recorded.path, 1)
-    return any(one in found for one in listening([beats[0].process.pid]))
+    return any(address in found for address in listening([beats[0].process.pid]))
 
 
 def send_noise(port: int) -> None:

@@ -135,8 +135,8 @@ def test_a_run_is_taken_over_from_a_driver_that_was_stopped(
         driver = recorded.run().driver
         assert driver
         process = psutil.Process(driver.pid)
-        for one in (process, *(process.children() if with_its_attempt else ())):
-            one.suspend()
+        for started in (process, *(process.children() if with_its_attempt else ())):
+            started.suspend()
         eventually(lambda: recorded.run().state == "lost", 60)
         resumed = cluster.orch("resume", str(recorded.path), "--yes")
         assert resumed.returncode == 0, resumed.stdout + resumed.stderr

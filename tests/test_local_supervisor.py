@@ -78,4 +78,4 @@ def test_a_job_that_was_taken_without_an_answer_is_not_submitted_again(
 
     monkeypatch.setattr(private_api, "job_client", lambda _: Client())
     _, job = local_cluster._submit(SimpleNamespace(webui_url="127.0.0.1:1"), "command")
-    assert [(one.entrypoint, one.submission_id) for one in taken] == [("command", job)]
+    assert [(request.entrypoint, request.submission_id) for request in taken] == [("command", job)]

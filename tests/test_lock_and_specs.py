@@ -100,7 +100,7 @@ def test_the_compiler_for_gpus_is_that_of_the_same_jax() -> None:
     asked = {Requirement(text) for text in extra if not text.startswith("orch[")}
     assert set(map(pin_of, GPU_ENTRIES)) == asked
     [jax] = [pin for pin in map(pin_of, ENTRIES) if pin.name == "jax"]
-    assert {one.specifier for one in asked} == {jax.specifier}
+    assert {requirement.specifier for requirement in asked} == {jax.specifier}
 
 
 # --- specs

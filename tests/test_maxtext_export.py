@@ -68,7 +68,7 @@ def small(folder: Path) -> Path:
 def refused(spec: Path, *overrides: str) -> set[str]:
     with pytest.raises(NotForMaxText) as error:
         api.export_maxtext(spec, overrides)
-    return {one.key for one in error.value.unsaid}
+    return {key.key for key in error.value.unsaid}
 
 
 def again(script: str, folder: Path) -> Plan:
@@ -111,7 +111,7 @@ def test_what_is_exported_comes_back_as_the_same_plan(path: Path, tmp_path: Path
     if path.stem in REFUSED:
         with pytest.raises(NotForMaxText) as error:
             run_of(plan)
-        assert {one.key for one in error.value.unsaid} == REFUSED[path.stem]
+        assert {key.key for key in error.value.unsaid} == REFUSED[path.stem]
     else:
         assert without(again(script_of(run_of(plan)), tmp_path)) == without(plan)
 
@@ -200,7 +200,7 @@ def test_a_refusal_says_where_the_key_stands(tmp_path: Path) -> None:
     spec = small(tmp_path)
     with pytest.raises(NotForMaxText) as error:
         api.export_maxtext(spec, ("experiment.model.norm=layer", "experiment.seed=3"))
-    assert [(one.key, one.place) for one in error.value.unsaid] == [
+    assert [(key.key, key.place) for key in error.value.unsaid] == [
         ("experiment.model.norm", "--set:1:18")
     ]
     text = SMALL.replace("fsdp: 8}", "tensor: 8}")
@@ -214,7 +214,7 @@ def test_a_refusal_says_where_the_key_stands(tmp_path: Path) -> None:
 def test_the_script_is_one_that_a_shell_reads(tmp_path: Path, orch: RunOrch) -> None:
     done = orch("export", "maxtext", str(small(tmp_path)), "--set", "resources.pods=2")
     line = done.stdout.replace("\\\n", " ")
-    create = next(one for one in line.splitlines() if one.startswith("xpk"))
+    create = next(command for command in line.splitlines() if command.startswith("xpk"))
     words = shlex.split(create)
     assert {"--device-type=v5litepod-8", "--num-slices=2", "--workload=small"} <= {*words}
     assert "compile_topology=v5e-8 compile_topology_num_slices=2" in done.stdout

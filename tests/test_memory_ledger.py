@@ -302,7 +302,9 @@ def test_a_whole_pod_sums_the_gradient_of_its_table_in_each_chunk(
     assert plan.loss_gradient == ("at_end" if chunks is None else "per_chunk")
     table, gradient = 131072 * d_model, 4 if chunks is None else 2
     assert working(phases(plan)["loss"], "unembedding") == (2 + gradient) * table
-    [sent] = [one.collective for one in plan.forecast.time if one.name == "table gradient scatter"]
+    [sent] = [
+        line.collective for line in plan.forecast.time if line.name == "table gradient scatter"
+    ]
     assert sent is not None
     assert sent.calls_per_step == 1 + (chunks or 1)  # of the embedding, and of each chunk
     assert sent.bytes_per_step == pytest.approx(

@@ -103,9 +103,9 @@ def test_capacity_costs_its_empty_rows() -> None:
     assert flops.expert_padding_flops(layout) == pytest.approx(3 * 0.5 * routed)
     assert flops.blocks_forward_flops(layout) == flops.blocks_forward_flops(dropless)
     rows = [
-        next(line.inputs["rows"] for phase in phases(one) for line in phase.lines
+        next(line.inputs["rows"] for phase in phases(priced) for line in phase.lines
              if line.kind == "routed_rows")
-        for one in (layout, dropless)
+        for priced in (layout, dropless)
     ]  # fmt: skip
     assert rows[0] == pytest.approx(1.5 * rows[1])
 
@@ -113,12 +113,12 @@ def test_capacity_costs_its_empty_rows() -> None:
 def test_repeated_matmuls_have_the_same_rows() -> None:
     """What the backward pass repeats it repeats with empty rows, and with those of the busiest."""
     even, limited, uneven = (
-        layout_for(model_of(**one), expert=2, fsdp=2)
-        for one in ({"imbalance": 1.0}, {"capacity_factor": 1.5}, {"imbalance": 1.5})
+        layout_for(model_of(**changes), expert=2, fsdp=2)
+        for changes in ({"imbalance": 1.0}, {"capacity_factor": 1.5}, {"imbalance": 1.5})
     )
     again = flops.matmul_flops(even, 6 * 4 * 2 * 64 * 96)  # gate and up of four experts
-    for one in (limited, uneven):
-        more = flops.blocks_recompute_flops(one) - flops.blocks_recompute_flops(even)
+    for priced in (limited, uneven):
+        more = flops.blocks_recompute_flops(priced) - flops.blocks_recompute_flops(even)
         assert more == pytest.approx(0.5 * again)
 
 
@@ -134,7 +134,7 @@ def test_fewer_rows_than_choices_compute_less() -> None:
 def test_imbalance_is_work_beyond_the_mean() -> None:
     """Where experts lie apart and none is dropped; it is no work of the model."""
     apart = {"expert": 2, "fsdp": 2}
-    uneven, even = (layout_for(model_of(imbalance=one), **apart) for one in (1.5, 1.0))
+    uneven, even = (layout_for(model_of(imbalance=imbalance), **apart) for imbalance in (1.5, 1.0))
     routed = flops.matmul_flops(even, 6 * 4 * 3 * 64 * 96)
     assert flops.expert_imbalance_flops(uneven) == pytest.approx(0.5 * 3 * routed)
     assert flops.expert_imbalance_flops(even) == 0

@@ -45,7 +45,7 @@ def test_each_guard_is_needed(rule: str) -> None:
     promise, move = BROKEN[rule]
     assert result.broken
     assert promise in result.broken
-    assert any(move in one for one in result.trace), result.trace
+    assert any(move in line for line in result.trace), result.trace
 
 
 @pytest.mark.slow

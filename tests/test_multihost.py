@@ -76,13 +76,13 @@ def test_two_processes_train_as_one(
     first, folder = eight_steps
     shutil.copytree(folder, tmp_path / "two")
     assert first[0]["losses"] == first[1]["losses"]
-    assert [one["outcome"]["steps_done"] for one in first] == [8, 8]
-    assert all(one["outcome"]["stopped"] for one in first)
+    assert [host["outcome"]["steps_done"] for host in first] == [8, 8]
+    assert all(host["outcome"]["stopped"] for host in first)
 
     flip_a_byte(a_data_file(tmp_path / "two" / "checkpoints" / "8"))
     second = two_processes(tmp_path / "two", compiled=compiled)
-    for one in second:
-        opening = one["outcome"]["startup"]
+    for host in second:
+        opening = host["outcome"]["startup"]
         assert opening["steps_done"] == 6
         assert [skip["step"] for skip in opening["skipped"]] == [8]
         assert "has sha256" in opening["skipped"][0]["why"]
@@ -90,7 +90,7 @@ def test_two_processes_train_as_one(
     assert together == pytest.approx(losses(alone), rel=1e-5)
     assert second[0]["losses"][:2] == first[0]["losses"][6:]
     assert '"jit_step"' in first[0]["compiled"]
-    assert not any('"jit_step"' in one["compiled"] for one in second)
+    assert not any('"jit_step"' in host["compiled"] for host in second)
 
 
 def test_one_process_compiles_for_both(
@@ -101,7 +101,7 @@ def test_one_process_compiles_for_both(
     alone = two_processes(tmp_path / "alone", stop_at=3)
     assert alone[0]["compiled"] == alone[1]["compiled"] != []
     assert (shared[0]["compiled"], shared[1]["compiled"]) == (alone[0]["compiled"], [])
-    assert [one["losses"] for one in alone] == [shared[0]["losses"][:4]] * 2
+    assert [host["losses"] for host in alone] == [shared[0]["losses"][:4]] * 2
 
 
 def test_each_process_sums_the_shards_that_it_wrote(

@@ -57,7 +57,10 @@ def changed(mutant: Mutant) -> str:
 
 def test_each_operator_changes_one_place() -> None:
     """Not at the top of a module, no docstring, no print, no `while True`."""
-    assert [(one.function, one.operator, changed(one)) for one in mutants_of("it.py", SAMPLE)] == [
+    assert [
+        (mutant.function, mutant.operator, changed(mutant))
+        for mutant in mutants_of("it.py", SAMPLE)
+    ] == [
         ("outside", "change a comparison", "return x != 1 and x or None"),
         ("outside", "swap and, or", "return x == 1 or x or None"),
         ("outside", "swap and, or", "return x == 1 and x and None"),
@@ -75,10 +78,12 @@ def test_a_key_stays_while_its_function_does() -> None:
     """Lines before it change no key and no digest; its own function changes the digest."""
     moved = SAMPLE.replace(b"LIMIT = 1 < 2", b"LIMIT = 1 < 2\n\n# a comment")
     edited = SAMPLE.replace(b'"no items"', b'"nothing"')
-    keys = [(one.key, one.digest) for one in mutants_of("it.py", SAMPLE)]
-    assert [(one.key, one.digest) for one in mutants_of("it.py", moved)] == keys
+    keys = [(mutant.key, mutant.digest) for mutant in mutants_of("it.py", SAMPLE)]
+    assert [(mutant.key, mutant.digest) for mutant in mutants_of("it.py", moved)] == keys
     differ = [
-        one.function for one in mutants_of("it.py", edited) if (one.key, one.digest) not in keys
+        mutant.function
+        for mutant in mutants_of("it.py", edited)
+        if (mutant.key, mutant.digest) not in keys
     ]
     assert set(differ) == {"Some.method"}
 
@@ -91,9 +96,9 @@ def test_every_mutant_of_the_packages_is_a_program(package: campaign.Package) ->
     assert len({mutant.key for mutant in mutants}) == len(mutants)
     for path in package.paths():
         source = (ROOT / path).read_bytes()
-        for one in mutants[::8]:
-            if one.path == path:
-                ast.parse(one.applied(source))
+        for mutant in mutants[::8]:
+            if mutant.path == path:
+                ast.parse(mutant.applied(source))
     assert all((ROOT / name).exists() for name in package.tests)
 
 
@@ -164,7 +169,7 @@ def test_mutants_are_killed_by_tests_and_by_time(tmp_path: Path) -> None:
     )
     assert found == 0
     coverage = msgspec.json.decode((overlay.folder / "coverage.json").read_bytes(), type=Coverage)
-    mutants = {one.key.partition(" ")[2]: one for one in mutants_of(path, TOY)}
+    mutants = {mutant.key.partition(" ")[2]: mutant for mutant in mutants_of(path, TOY)}
     assert len(mutants) == 6
     fates = {}
     for key, expected in CHANGED.items():

@@ -99,7 +99,7 @@ def test_latent_attention_has_its_weights() -> None:
     direct = replace(LATENT["latent"], query_rank=None)  # type: ignore[type-var]
     [block] = decoder(model_of(**LATENT | {"latent": direct})).blocks
     assert block.attention.entering_width == 64 + 32 + 4
-    assert [one.weight.name for one in block.attention.parallel[0]] == ["kv_down", "key_rope"]
+    assert [matmul.weight.name for matmul in block.attention.parallel[0]] == ["kv_down", "key_rope"]
 
 
 def test_latent_attention_costs_what_its_widths_cost() -> None:
@@ -151,10 +151,10 @@ def test_policies_name_the_tensors_of_the_block(gated: bool) -> None:
     tensors = {tensor.name for tensor in decoder(model_of(gated=gated)).tensors}
     known = {BLOCK_INPUT, *attention.TENSORS, *mlp.TENSORS}
     assert tensors <= POLICIES["none"].keep
-    for one in POLICIES.values():
-        assert one.keep | one.offload <= known
-        assert not one.keep & one.offload
-        assert not one.recomputes(BLOCK_INPUT)
+    for remat_policy in POLICIES.values():
+        assert remat_policy.keep | remat_policy.offload <= known
+        assert not remat_policy.keep & remat_policy.offload
+        assert not remat_policy.recomputes(BLOCK_INPUT)
 
 
 def test_a_policy_is_a_name_or_a_mapping_of_all_tensors() -> None:
@@ -175,7 +175,9 @@ def test_the_search_goes_through_every_policy_but_mirror_images() -> None:
     found = _all_policies(model_of(), offloads=True)
     assert len(found) == len(set(found)) == 324
     assert set(POLICIES.values()) <= set(found)
-    assert all(one.treatment("query") == one.treatment("value") for one in found)
+    assert all(
+        remat_policy.treatment("query") == remat_policy.treatment("value") for remat_policy in found
+    )
     ungated = _all_policies(model_of(gated=False), offloads=True)
     assert set(POLICIES.values()) <= set(ungated)
     assert len(ungated) == 162
@@ -184,7 +186,7 @@ def test_the_search_goes_through_every_policy_but_mirror_images() -> None:
     assert set(POLICIES.values()) <= set(latent)
     without_host = _all_policies(model_of(), offloads=False)
     assert len(without_host) == 24
-    assert not any(one.needs_host for one in without_host)
+    assert not any(remat_policy.needs_host for remat_policy in without_host)
 
 
 def test_a_ring_repeats_parallel_matmuls_as_one() -> None:
@@ -205,8 +207,8 @@ def test_weights_have_the_names_of_published_checkpoints() -> None:
         "lm_head.weight",
         f"{layer}input_layernorm.weight",
         f"{layer}post_attention_layernorm.weight",
-        *(f"{layer}self_attn.{one}_proj.weight" for one in "qkvo"),
-        *(f"{layer}mlp.{one}_proj.weight" for one in ("gate", "up", "down")),
+        *(f"{layer}self_attn.{part}_proj.weight" for part in "qkvo"),
+        *(f"{layer}mlp.{part}_proj.weight" for part in ("gate", "up", "down")),
     }
 
 

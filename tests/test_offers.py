@@ -142,16 +142,16 @@ def test_an_offer_is_the_plan_of_its_overrides(found: Offers) -> None:
     """Pasted, the overrides give the same mesh, days and dollars."""
     planned = [offer for offer in found.offers if offer.days]
     assert len(planned) > 20
-    assert {one.chip for one in planned[::19]} == {"v5e", "v6e", "v5p"}
-    for one in planned[::19]:
-        plan = make_plan(pasted(small_spec(), one))
-        inside = {axis: plan.mesh[axis] for axis in one.mesh or {}}
+    assert {offer.chip for offer in planned[::19]} == {"v5e", "v6e", "v5p"}
+    for offer in planned[::19]:
+        plan = make_plan(pasted(small_spec(), offer))
+        inside = {axis: plan.mesh[axis] for axis in offer.mesh or {}}
         assert (plan.chip, plan.topology, plan.pods, plan.chips, inside) == (
-            one.chip, one.topology, one.pods, one.chips, one.mesh,
+            offer.chip, offer.topology, offer.pods, offer.chips, offer.mesh,
         )  # fmt: skip
-        assert (plan.forecast.days, plan.forecast.dollars) == (one.days, one.dollars)
-        assert (plan.forecast.step_s, plan.forecast.mfu) == (one.step_s, one.mfu)
-        assert plan.remat == one.remat
+        assert (plan.forecast.days, plan.forecast.dollars) == (offer.days, offer.dollars)
+        assert (plan.forecast.step_s, plan.forecast.mfu) == (offer.step_s, offer.mfu)
+        assert plan.remat == offer.remat
 
 
 def pasted(spec: Spec, one: Offer) -> Spec:
@@ -165,21 +165,21 @@ def test_refused_offers_have_no_plan(found: Offers) -> None:
     """An offer that is left out for anything but time cannot be planned."""
     refused = [offer for offer in found.offers if offer.reason and offer.reason.code != "too_slow"]
     assert refused
-    for one in refused[::9]:
+    for offer in refused[::9]:
         with pytest.raises(SpecError):
-            make_plan(pasted(small_spec(), one))
+            make_plan(pasted(small_spec(), offer))
 
 
 def test_too_slow_is_a_bound(found: Offers) -> None:
     """No plan of a slice is faster than the bound for which it was left out."""
     slow = [offer for offer in found.offers if offer.reason and offer.reason.code == "too_slow"]
     assert slow
-    for one in slow[::12]:
-        assert one.reason
-        bound = float(one.reason.figures["days_at_best"])
+    for offer in slow[::12]:
+        assert offer.reason
+        bound = float(offer.reason.figures["days_at_best"])
         assert bound > 30
         try:
-            plan = make_plan(pasted(small_spec(), one))
+            plan = make_plan(pasted(small_spec(), offer))
         except SpecError:
             continue
         assert plan.forecast.days.lower >= bound * (1 - 1e-9)
@@ -189,27 +189,30 @@ def test_every_offer_says_something(found: Offers) -> None:
     """It has a plan, or the reason why not; of chip, topology and pods each stands once."""
     places = [(offer.chip, offer.topology, offer.pods) for offer in found.offers]
     assert len(set(places)) == len(places)
-    for one in found.offers:
-        assert (one.days is None) == (one.reason is not None)
-        assert one.chips == one.pods * catalog.topology(catalog.chip(one.chip), one.topology).chips
-        assert _is_round(one.chips // one.pods)
+    for offer in found.offers:
+        assert (offer.days is None) == (offer.reason is not None)
+        assert (
+            offer.chips
+            == offer.pods * catalog.topology(catalog.chip(offer.chip), offer.topology).chips
+        )
+        assert _is_round(offer.chips // offer.pods)
 
 
 def test_the_frontier_is_what_no_other_undercuts(found: Offers) -> None:
     """Of every offer off the frontier another is at least as fast and as cheap."""
     planned = [offer for offer in found.offers if offer.days and offer.dollars]
-    figures = {id(one): expected(one) for one in planned}
-    for one in planned:
-        days, dollars = figures[id(one)]
+    figures = {id(offer): expected(offer) for offer in planned}
+    for offer in planned:
+        days, dollars = figures[id(offer)]
         better = [
             other
             for other in planned
-            if other is not one
+            if other is not offer
             and figures[id(other)][0] <= days
             and figures[id(other)][1] <= dollars
             and figures[id(other)] != (days, dollars)
         ]
-        assert one.on_frontier == (not better)
+        assert offer.on_frontier == (not better)
 
 
 def expected(one: Offer) -> tuple[float, float]:
@@ -221,10 +224,10 @@ def expected(one: Offer) -> tuple[float, float]:
 def test_the_chosen_are_the_least_of_those_that_are_sure(found: Offers) -> None:
     """The cheapest holds both limits, the fastest the budget, each nine times in ten."""
     planned = [offer for offer in found.offers if offer.odds]
-    sure = [one for one in planned if one.odds and (one.odds.both or 0) >= 0.9]
-    paid = [one for one in planned if one.odds and (one.odds.in_budget or 0) >= 0.9]
-    assert found.cheapest == min(sure, key=lambda one: expected(one)[1])
-    assert found.fastest == min(paid, key=lambda one: expected(one)[0])
+    sure = [offer for offer in planned if offer.odds and (offer.odds.both or 0) >= 0.9]
+    paid = [offer for offer in planned if offer.odds and (offer.odds.in_budget or 0) >= 0.9]
+    assert found.cheapest == min(sure, key=lambda offer: expected(offer)[1])
+    assert found.fastest == min(paid, key=lambda offer: expected(offer)[0])
 
 
 def test_the_best_of_each_chip_comes_before_the_list(found: Offers) -> None:
@@ -267,9 +270,9 @@ def test_the_reason_names_too_few_sequences() -> None:
     found = api.offers(small_spec(sequences=16, tokens=10**13), chips="v5e", by="60d")
     codes = {offer.reason.code for offer in found.offers if offer.reason}
     assert "too_few_sequences" in codes
-    for one in found.offers:
-        if one.reason and one.reason.code == "too_few_sequences":
-            assert int(one.reason.figures["least"]) > 16
+    for offer in found.offers:
+        if offer.reason and offer.reason.code == "too_few_sequences":
+            assert int(offer.reason.figures["least"]) > 16
 
 
 def test_a_model_too_large_for_a_slice_lacks_memory() -> None:
@@ -513,7 +516,7 @@ def test_a_chip_of_ones_own_has_offers_without_odds(orch: RunOrch, tmp_path: Pat
     assert {offer["chip"] for offer in value["offers"]} == {"mine"}
     planned = [offer for offer in value["offers"] if offer["days"]]
     assert planned
-    assert {one["odds"]["both"] for one in planned} == {None}
+    assert {offer["odds"]["both"] for offer in planned} == {None}
     assert orch("plan", str(tmp_path / "own.yaml"), "--by", "60d").returncode == 0
 
 
@@ -529,15 +532,15 @@ def beside() -> Offers:
 def test_an_offer_of_gpus_is_the_plan_of_its_overrides(beside: Offers) -> None:
     """Domains of eight in powers of two; of a domain of 72, all of it or 64."""
     planned = [offer for offer in beside.offers if offer.days and offer.chip in ("h100", "gb200")]
-    assert {one.topology for one in planned if one.pods > 1} == {"8", "64", "72"}
-    assert {one.pods.bit_count() for one in planned} == {1}
-    for one in planned[::5]:
-        plan = make_plan(pasted(small_spec(), one))
-        assert {axis: plan.mesh[axis] for axis in one.mesh or {}} == one.mesh
-        assert plan.forecast.days == one.days
-        assert plan.forecast.mfu == one.mfu
+    assert {offer.topology for offer in planned if offer.pods > 1} == {"8", "64", "72"}
+    assert {offer.pods.bit_count() for offer in planned} == {1}
+    for offer in planned[::5]:
+        plan = make_plan(pasted(small_spec(), offer))
+        assert {axis: plan.mesh[axis] for axis in offer.mesh or {}} == offer.mesh
+        assert plan.forecast.days == offer.days
+        assert plan.forecast.mfu == offer.mfu
         assert plan.forecast.memory_bytes_per_device == pytest.approx(
-            (one.memory_share or 0) * plan.forecast.hbm_bytes_per_device
+            (offer.memory_share or 0) * plan.forecast.hbm_bytes_per_device
         )
 
 
@@ -547,7 +550,7 @@ def test_each_chip_has_a_row_the_cheapest_first(beside: Offers) -> None:
     assert {row.chip for row in rows} == {"v6e", "h100", "gb200", "v5e"}
     sure = [row for row in rows if row.odds and (row.odds.both or 0) >= beside.request.sure]
     assert sure == list(rows[: len(sure)])
-    costs = [one.dollars.likeliest if one.dollars else inf for one in sure]
+    costs = [offer.dollars.likeliest if offer.dollars else inf for offer in sure]
     assert costs == sorted(costs)
     for row in sure:
         others = [
@@ -569,7 +572,7 @@ def test_tpus_have_the_same_offers_beside_gpus(beside: Offers) -> None:
     alone = api.offers(small_spec(), by="30d", chips="v6e,v5e")
     places = ({**to_builtins(offer), "on_frontier": False} for offer in alone.offers)
     of_tpus = [offer for offer in beside.offers if offer.chip in ("v6e", "v5e")]
-    assert [*places] == [{**to_builtins(one), "on_frontier": False} for one in of_tpus]
+    assert [*places] == [{**to_builtins(offer), "on_frontier": False} for offer in of_tpus]
 
 
 def test_a_chip_that_cannot_says_why_in_its_row() -> None:
@@ -588,9 +591,9 @@ def test_a_chip_that_cannot_says_why_in_its_row() -> None:
 def test_more_gpus_than_the_date_needs_are_not_planned(beside: Offers) -> None:
     """They would cost more than the number that holds it."""
     skipped = [o for o in beside.offers if o.reason and o.reason.code == "more_than_needed"]
-    assert {one.chip for one in skipped} == {"h100", "gb200"}
+    assert {offer.chip for offer in skipped} == {"h100", "gb200"}
     for held in beside.best_of_chips:
-        for more in [one for one in skipped if one.chip == held.chip][:1]:
+        for more in [offer for offer in skipped if offer.chip == held.chip][:1]:
             dearer = make_plan(pasted(small_spec(), more))
             assert held.days
             assert dearer.chips * dearer.forecast.days.likeliest > held.chips * held.days.likeliest

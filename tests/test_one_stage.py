@@ -81,7 +81,7 @@ def test_every_stage_is_proved_and_the_command_ends_well(
     done = orch("prove", str(path), "--json")
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
-    assert [one["plan_digest"] for one in found] == [stage.digest for stage in plan.stages]
+    assert [entry["plan_digest"] for entry in found] == [stage.digest for stage in plan.stages]
 
 
 @pytest.mark.parametrize(
@@ -126,17 +126,17 @@ def test_runs_in_stages_are_compared(path: Path, plan: Plan, orch: RunOrch) -> N
     """What differs in one stage is listed there; totals are those of the runs."""
     other = load(path, ("experiment.stages.1.batch=8",))
     diff = difference(path, other)
-    requested = {one.key: (one.first, one.second) for one in diff.requested}
+    requested = {decision.key: (decision.first, decision.second) for decision in diff.requested}
     assert requested == {
         "experiment.stages.1.batch.sequences": (4, 8),
         "experiment.stages.2.batch.sequences": (4, 8),
     }
-    decided = {one.key.split(".")[1] for one in diff.decided}
+    decided = {decision.key.split(".")[1] for decision in diff.decided}
     assert decided == {"1", "2"}
     figures = {figure.key: (figure.first, figure.second) for figure in diff.figures}
     second = make_plan(other)
     assert figures["days.expected"] == (plan.forecast.days.expected, second.forecast.days.expected)
-    steps = [one.stages[1].forecast.step_s.expected for one in (plan, second)]
+    steps = [staged.stages[1].forecast.step_s.expected for staged in (plan, second)]
     assert figures["stages.1.step_s.expected"] == tuple(steps)
     assert (diff.memory, diff.time) == ((), ())
     done = orch("plan", str(path), str(path), "--set", "experiment.stages.1.batch=8")
@@ -148,7 +148,7 @@ def test_runs_in_stages_are_compared(path: Path, plan: Plan, orch: RunOrch) -> N
 def test_one_stage_is_compared_line_by_line(path: Path, plan: Plan) -> None:
     diff = orch.diff(path, load(path, ("experiment.stages.1.batch=8",)), stage=2)
     assert diff.plans[0].digest == plan.stages[1].digest
-    assert {one.key for one in diff.requested} == {"experiment.batch.sequences"}
+    assert {decision.key for decision in diff.requested} == {"experiment.batch.sequences"}
     assert diff.memory
     assert diff.time
 
@@ -157,7 +157,9 @@ def test_a_run_in_stages_is_compared_with_one_without(path: Path, tmp_path: Path
     """Both as a whole: neither has a key for each option of a stage."""
     staged = load(path)
     diff = difference(staged, staged_spec(tmp_path, ONE_STAGE))
-    stages = {one.key: (one.first, one.second) for one in diff.requested}["experiment.stages"]
+    stages = {decision.key: (decision.first, decision.second) for decision in diff.requested}[
+        "experiment.stages"
+    ]
     assert stages == (3, None)
     assert diff.decided == ()
     assert {figure.key.split(".")[0] for figure in diff.figures} <= {

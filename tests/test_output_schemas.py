@@ -52,8 +52,8 @@ def test_a_schema_is_one_of_json_schema_and_says_all_keys(name: str) -> None:
     Draft202012Validator.check_schema(schema)
     sections = [schema, *schema["$defs"].values()]
     objects = [section for section in sections if "properties" in section]
-    assert all(one["required"] == [*one["properties"]] for one in objects)
-    assert not any(one["additionalProperties"] for one in objects)
+    assert all(item["required"] == [*item["properties"]] for item in objects)
+    assert not any(item["additionalProperties"] for item in objects)
     assert keys_of(schema).isdisjoint({"notation", "computed", "default", "examples"})
 
 

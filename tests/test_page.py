@@ -318,7 +318,7 @@ def test_thinning_keeps_the_extremes() -> None:
 
 def test_report_writes_a_page_and_says_where(orch: RunOrch, tmp_path: Path) -> None:
     """In the run's directory, or where it is asked for; --json prints the report instead."""
-    steps = [one.step for one in timed(0.0, range(8), 0.5)]
+    steps = [taken.step for taken in timed(0.0, range(8), 0.5)]
     finished_run(tmp_path, "it", plan=PLAN, steps=steps)
     done = orch("report", "it", "--storage", str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -336,7 +336,9 @@ def test_report_writes_a_page_and_says_where(orch: RunOrch, tmp_path: Path) -> N
 
 def test_a_page_that_cannot_be_written_is_one_message(orch: RunOrch, tmp_path: Path) -> None:
     """With the place, the reason, and what to do."""
-    finished_run(tmp_path, "it", plan=PLAN, steps=[one.step for one in timed(0.0, range(3), 0.5)])
+    finished_run(
+        tmp_path, "it", plan=PLAN, steps=[taken.step for taken in timed(0.0, range(3), 0.5)]
+    )
     gone = tmp_path / "nowhere" / "page.html"
     done = orch("report", "it", "--storage", str(tmp_path), "-o", str(gone))
     assert done.returncode == 1

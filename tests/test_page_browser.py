@@ -55,7 +55,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     texts = {
         "run": _run_page(**shown(run, steps)),
         "rehearsal": _run_page(**shown(small, steps, rehearsed=tiny_plan())),
-        "study": _scaling_page(report, {one.trial: one.predicted for one in ran}),
+        "study": _scaling_page(report, {trial.trial: trial.predicted for trial in ran}),
     }
     for name, text in texts.items():
         (folder / f"{name}.html").write_text(text, encoding="utf-8")

@@ -37,7 +37,7 @@ def rehearsed(**changes: Any) -> Plan:
 
 
 def line(plan: Plan, kind: str) -> Any:
-    return next(one for one in plan.forecast.time if one.kind == kind)
+    return next(entry for entry in plan.forecast.time if entry.kind == kind)
 
 
 # --- a rehearsal
@@ -54,7 +54,7 @@ def test_every_layer_takes_as_long_as_the_measured_ones(layers: int) -> None:
     assert forecast.expected_time == forecast.time
     assert plan.chip_profile is not None
     profile = f"profile {codec.short(plan.chip_profile)}"
-    assert all(one.sources == (profile,) for one in forecast.time)
+    assert all(entry.sources == (profile,) for entry in forecast.time)
 
 
 def test_a_disturbed_measurement_makes_no_negative_line() -> None:
@@ -65,8 +65,8 @@ def test_a_disturbed_measurement_makes_no_negative_line() -> None:
     for second_s in (0.9, 3.0):
         disturbed = replace(step, points=((1.0, 1.0), (2.0, second_s)))
         made = calibrated.with_profile(plan, replace(profile, timings=(matmul, disturbed)))
-        assert all(one.value >= 0 for one in made.forecast.time)
-        total = sum(one.value for one in made.forecast.time)
+        assert all(entry.value >= 0 for entry in made.forecast.time)
+        total = sum(entry.value for entry in made.forecast.time)
         assert total == pytest.approx(made.forecast.step_s.unoverlapped)
 
 
@@ -111,8 +111,8 @@ OTHER_STEP: tuple[dict[str, Any], ...] = (
 def test_a_step_is_measured_again_if_its_seconds_may_differ() -> None:
     """Not for another seed, number of steps or name, nor for another learning rate."""
     shape = calibrated.shape_digest(plan_of())
-    assert all(calibrated.shape_digest(plan_of(**one)) == shape for one in SAME_STEP)
-    others = [calibrated.shape_digest(plan_of(**one)) for one in OTHER_STEP]
+    assert all(calibrated.shape_digest(plan_of(**changes)) == shape for changes in SAME_STEP)
+    others = [calibrated.shape_digest(plan_of(**changes)) for changes in OTHER_STEP]
     assert len({shape, *others}) == 1 + len(others)
 
 
@@ -178,7 +178,7 @@ def test_a_chips_own_profile_makes_its_forecast() -> None:
         was.bound,
         was.peak_flops_per_s,
     )
-    assert step_s.expected == pytest.approx(sum(one.value for one in made.forecast.time))
+    assert step_s.expected == pytest.approx(sum(entry.value for entry in made.forecast.time))
     for kind, unit in (("matmul", "flops"), ("elementwise", "bytes"), ("weight_traffic", "bytes")):
         assert line(made, kind).value == pytest.approx(line(made, kind).inputs[unit] / PER_S)
     screen = render.plan_screen(made, "orch plan x.yaml")
@@ -197,7 +197,7 @@ def test_transfers_hide_behind_passes_at_the_measured_rates(per_s: float, hides:
     )
     forecast = calibrated.with_own_profile(plan, replace(profile, timings=timings)).forecast
     whole, shown = (
-        next(one for one in ledger if one.kind == "offload")
+        next(entry for entry in ledger if entry.kind == "offload")
         for ledger in (forecast.time, forecast.expected_time)
     )
     assert forecast.step_s.expected is not None
@@ -224,10 +224,10 @@ def test_links_and_their_overlap_are_not_measured() -> None:
     made = calibrated.with_own_profile(plan, chip_profile())
     assert made.forecast.step_s.expected is None
     assert made.forecast.step_s.unoverlapped >= made.forecast.step_s.lower
-    exchanged = [one for one in plan.forecast.time if one.collective]
+    exchanged = [entry for entry in plan.forecast.time if entry.collective]
     assert exchanged
-    assert [one for one in made.forecast.time if one.collective] == sorted(
-        exchanged, key=lambda one: -one.value
+    assert [entry for entry in made.forecast.time if entry.collective] == sorted(
+        exchanged, key=lambda entry: -entry.value
     )
 
 

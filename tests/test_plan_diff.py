@@ -63,10 +63,10 @@ def test_policies_are_compared_tensor_by_tensor() -> None:
     """Where both are mappings, only what is treated otherwise is listed."""
     first = TensorTreatments(block_input="offload", query="keep")
     diff = diff_of(tiny(remat=first), tiny(remat=replace(first, query="offload")))
-    assert [(one.key, one.first, one.second) for one in diff.requested] == [
+    assert [(decision.key, decision.first, decision.second) for decision in diff.requested] == [
         ("experiment.remat.query", "keep", "offload")
     ]
-    assert [(one.key, one.first, one.second) for one in diff.decided] == [
+    assert [(decision.key, decision.first, decision.second) for decision in diff.decided] == [
         ("remat.query", "keep", "offload")
     ]
 
@@ -164,7 +164,7 @@ def test_the_command_compares_two_files(orch: RunOrch) -> None:
     assert verdict.endswith("It is bound by ici tensor, not matmul.")
     assert next_command == f"orch plan {FOUR_PODS}"
     printed = json.loads(orch("plan", ONE_POD, FOUR_PODS, "--json").stdout)
-    alone = [json.loads(orch("plan", one, "--json").stdout) for one in (ONE_POD, FOUR_PODS)]
+    alone = [json.loads(orch("plan", path, "--json").stdout) for path in (ONE_POD, FOUR_PODS)]
     assert [plan["digest"] for plan in printed["plans"]] == [plan["digest"] for plan in alone]
 
 

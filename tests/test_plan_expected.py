@@ -167,7 +167,7 @@ def test_short_layers_are_less_certain() -> None:
     work = step_work(layout, time_lines(layout))
     short = replace(work, gathers_s=0.0, dcn_s=0.0, serial_s=0.0)
     longer = replace(short, matmul_s=100 * short.matmul_s)
-    own_s = [sum(_own_step_parts(one, known).values()) for one in (short, longer)]
+    own_s = [sum(_own_step_parts(work, known).values()) for work in (short, longer)]
     assert skew_share(short, own_s[0]) < skew_share(longer, own_s[1]) == 1
     everywhere = replace(known, ranges={})
     assert unseen(short, {}, everywhere) > unseen(longer, {}, everywhere) == 0
@@ -416,7 +416,8 @@ def test_the_interval_is_wider_along_each_axis(axis: str) -> None:
     sure = replace(known, ranges=inside)
     unsure = replace(known, ranges={**inside, axis: apart})
     width = [
-        high / low for low, high in (interval(layout, work, time, one) for one in (sure, unsure))
+        high / low
+        for low, high in (interval(layout, work, time, efficiency) for efficiency in (sure, unsure))
     ]
     assert extrapolations(values, sure.ranges) == ()
     [found] = extrapolations(values, unsure.ranges)

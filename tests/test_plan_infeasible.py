@@ -94,11 +94,15 @@ def test_a_faster_batch_nearby_is_suggested_too() -> None:
     """1,026 is next to 1,024 on three slices, and undercuts 1,017; 1,008 is farther, and faster."""
     spec = partial(spec_of, topology="16x16x24", pods=3, tolerance=0.0)
     every = infeasible(spec()).suggestions()
-    batches = [one for one in every if one.overrides[0].startswith("experiment.batch.sequences")]
+    batches = [
+        suggestion
+        for suggestion in every
+        if suggestion.overrides[0].startswith("experiment.batch.sequences")
+    ]
     assert [batch.sequences for batch in batches] == [1026, 1008]
-    assert max(batches, key=lambda one: one.mfu.expected or 0) is batches[1]
-    for one in batches:
-        assert one.mfu == make_plan(spec(sequences=one.sequences)).forecast.mfu
+    assert max(batches, key=lambda suggestion: suggestion.mfu.expected or 0) is batches[1]
+    for suggestion in batches:
+        assert suggestion.mfu == make_plan(spec(sequences=suggestion.sequences)).forecast.mfu
 
 
 def test_experts_of_a_dense_model_are_refused_as_that() -> None:
@@ -241,5 +245,5 @@ def test_microbatches_that_do_not_divide_the_batch_are_named() -> None:
     error = infeasible(replace(spec, experiment=replace(spec.experiment, batch=batch)))
     [reason] = [reason for reason in error.reasons if reason.code == "batch_not_divisible"]
     assert (reason.figures["microbatches"], reason.figures["divisor"]) == (3, 3)
-    found = [override for one in overrides(error) for override in one]
+    found = [override for several in overrides(error) for override in several]
     assert "experiment.batch.microbatches=auto" in found  # other batches are slower

@@ -69,7 +69,7 @@ def test_the_first_moment_may_have_a_type_of_its_own() -> None:
 def test_a_type_of_the_first_moment_is_part_of_the_identity() -> None:
     """A plan without one is digested as before there were any: golden plans show it."""
     types = [Precision(), Precision(first_moment="fp32"), Precision(first_moment="bf16")]
-    specs = [spec_of(precision=one) for one in types]
+    specs = [spec_of(precision=precision) for precision in types]
     assert len({make_plan(spec).digest for spec in specs}) == len(types)
     assert len({make_plan(spec).spec_digest for spec in specs}) == len(types)
 

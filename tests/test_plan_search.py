@@ -427,17 +427,21 @@ def test_runners_up_are_the_best_of_other_kinds() -> None:
     candidates = search(request).candidates
     ranked = ranked_choices(request, candidates, 6)
     kinds = [
-        (one.choice.mesh["tensor"], str(one.choice.remat), one.choice.microbatches)
-        for one in ranked
+        (
+            candidate.choice.mesh["tensor"],
+            str(candidate.choice.remat),
+            candidate.choice.microbatches,
+        )
+        for candidate in ranked
     ]
     assert len(set(kinds)) == len(kinds) == 6
     rows = kinds_of(candidates)
     meshes = axis_sizes(candidates.factors)
-    for one in ranked:
-        sizes = tuple(one.choice.mesh[axis] for axis in ICI_AXES)
+    for candidate in ranked:
+        sizes = tuple(candidate.choice.mesh[axis] for axis in ICI_AXES)
         kind = rows[np.flatnonzero((meshes == sizes).all(axis=1))]
         same = np.isin(rows[:, 0], kind[:, 0])
-        assert one.alike < len(np.unique(meshes[same], axis=0))
+        assert candidate.alike < len(np.unique(meshes[same], axis=0))
     assert ranked[0].alike > 0
 
 
@@ -468,7 +472,7 @@ def test_waits_that_accumulation_would_spare_are_a_warning() -> None:
     assert accumulating.batch.microbatches == figures["microbatches"] == 2
     assert accumulating.forecast.step_s.expected == pytest.approx(figures["expected_s"], rel=0.01)
     assert not any(warning.code == "accumulation_faster" for warning in accumulating.warnings)
-    shown = [one.choice.microbatches for one in ranked_for(spec, 3)]
+    shown = [candidate.choice.microbatches for candidate in ranked_for(spec, 3)]
     assert (shown[0], shown[-1]) == (1, 2)
 
 

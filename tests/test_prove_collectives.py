@@ -40,7 +40,7 @@ def all_moved(read: HloProgram) -> list[CompiledCollective]:
         for visit in visits(read)
         for logical_payload in logical_payloads(flow, MESH, visit)
     ]
-    return [one for one in moved if isinstance(one, CompiledCollective)]
+    return [collective for collective in moved if isinstance(collective, CompiledCollective)]
 
 
 # --- payload and groups
@@ -138,7 +138,7 @@ def test_collectives_are_read_as_they_stand() -> None:
     assert (scatter.kind, scatter.axes, scatter.payload_bytes) == (
         "reduce-scatter", ("fsdp",), 1024,
     )  # fmt: skip
-    assert [one.kind for one in (first, second)] == ["all-reduce"] * 2
+    assert [collective.kind for collective in (first, second)] == ["all-reduce"] * 2
     assert (first.payload_bytes, second.payload_bytes) == (2 * 1024 * 7 / 8, 2 * 64 * 7 / 8)
 
 

@@ -59,7 +59,7 @@ def test_gradients_alone_cross_pods_where_nothing_else_is_asked_for(
 ) -> None:
     """Summed over data and pods: scattered inside the slice, half of them over DCN."""
     read = summaries["gradients_alone"]
-    gradient, scalar = sorted(read.sends, key=lambda one: -one.payload_bytes)
+    gradient, scalar = sorted(read.sends, key=lambda send: -send.payload_bytes)
     assert gradient.in_backward
     assert gradient.payload_bytes == 2 * WEIGHTS_BYTES / 2 * 1 / 2
     assert (scalar.in_backward, scalar.payload_bytes, scalar.dtype) == (False, 4, "fp32")
@@ -75,7 +75,7 @@ def test_a_scan_over_layers_counts_its_layers(summaries: dict[str, ProgramSummar
 def test_activations_that_cross_pods_are_no_gradients(summaries: dict[str, ProgramSummary]) -> None:
     """They are summed as gradients are, but no backward pass made them."""
     sent = summaries["activations_too"].sends
-    [activations] = [one for one in sent if not one.in_backward and one.payload_bytes > 4096]
+    [activations] = [send for send in sent if not send.in_backward and send.payload_bytes > 4096]
     assert (activations.kind, activations.payload_bytes) == ("all-reduce", ROWS_BYTES)
 
 

@@ -22,7 +22,8 @@ LEAST = {"v4": 0.88, "v5e": 0.85, "v5p": 0.88, "v6e": 0.65, "tpu7x": 0.65}
 
 
 @pytest.mark.parametrize(
-    "chip", ["v5e", *(pytest.param(one, marks=pytest.mark.slow) for one in LEAST if one != "v5e")]
+    "chip",
+    ["v5e", *(pytest.param(chip, marks=pytest.mark.slow) for chip in LEAST if chip != "v5e")],
 )
 def test_a_large_product_nearly_reaches_the_peak(chip: str) -> None:
     """A wrong clock, or cycles of another unit, would be off by the ratio of two clocks: more than

@@ -181,8 +181,8 @@ def test_a_search_stops_at_the_least_recompute_that_fits(keep: Keep) -> None:
     keep(asked, second, CacheEntry(compiled=as_forecast(second)))
     stages: list[str] = []
     tried = least_recompute(asked, plan, stages.append)
-    assert [one.plan.remat for one in tried] == [first.remat, second.remat]
-    assert [one.proof.passes for one in tried] == [False, True]
+    assert [trial.plan.remat for trial in tried] == [first.remat, second.remat]
+    assert [trial.proof.passes for trial in tried] == [False, True]
     assert stages == [f"remat {first.remat}", f"remat {second.remat}"]
     *_, table = render.proof_screens(tried[:1], tried, "orch submit")
     assert [line.split()[-1] for line in table.splitlines()[1:]] == ["fit", "fits"]

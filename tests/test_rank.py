@@ -36,8 +36,8 @@ def test_a_rank_that_fails_waits_for_no_other() -> None:
     try:
         errors = [rank.communicate(timeout=LIMIT_S)[1] for rank in ranks]
     finally:
-        for one in ranks:
-            one.kill()
+        for process in ranks:
+            process.kill()
     assert [rank.returncode for rank in ranks] == [1, 7]
     assert b"OSError: the disk fails" in errors[0]
     assert time.monotonic() - began_s < LIMIT_S

@@ -38,7 +38,7 @@ OF_A_TPU_NODE = (
 def test_the_installed_ray_was_tried() -> None:
     """It is the newest version that was, and the one that an installation gets."""
     wanted = [Requirement(text) for text in metadata.requires("orch") or ()]
-    pinned = {str(one.specifier) for one in wanted if one.name == "ray"}
+    pinned = {str(requirement.specifier) for requirement in wanted if requirement.name == "ray"}
     assert metadata.version("ray") in private_api._TRIED
     assert pinned == {f"=={private_api._TRIED[-1]}"}
 

@@ -283,7 +283,7 @@ def test_the_plan_that_the_readme_shows(golden: HoldGolden) -> None:
 def test_a_plan_in_brief_and_in_full(four_pods: list[Plan]) -> None:
     """The verdict alone, which says that there are warnings; or each line of each ledger."""
     plan = four_pods[0]
-    brief, usual, full = (plan_screen(plan, "x", detail=one) for one in DETAILS)
+    brief, usual, full = (plan_screen(plan, "x", detail=detail) for detail in DETAILS)
     top = usual.split("\n\n")[:2]
     assert brief.split("\n\n")[:2] == top
     assert full.split("\n\n")[:2] == top
@@ -384,7 +384,7 @@ def test_without_a_published_run_no_range_is_shown() -> None:
         )  # fmt: skip
         plan = make_plan(spec)
         assert plan.forecast.step_s.expected is None
-        assert [one.code for one in plan.warnings if one.code == "no_expected"]
+        assert [warning.code for warning in plan.warnings if warning.code == "no_expected"]
         days, cost = plan.forecast.days, plan.forecast.dollars
         assert cost
         verdict = str(plan_screen(plan, None)).splitlines()[-1]

@@ -237,7 +237,7 @@ def test_a_difference_is_a_share_or_a_factor() -> None:
 
 def test_orch_compare_prints_a_table_or_json(orch: RunOrch, tmp_path: Path) -> None:
     for key, step_s in (("slow", 0.5), ("quick", 0.25)):
-        steps = [one.step for one in timed(0.0, range(8), step_s)]
+        steps = [taken.step for taken in timed(0.0, range(8), step_s)]
         if key == "quick":
             steps[0] = replace(steps[0], peak_hbm_bytes=3 << 30)
         finished_run(tmp_path, key, plan=PLAN, steps=steps)
@@ -262,7 +262,7 @@ def test_orch_compare_prints_a_table_or_json(orch: RunOrch, tmp_path: Path) -> N
 
 
 def test_orch_compare_says_what_cannot_be_compared(orch: RunOrch, tmp_path: Path) -> None:
-    steps = [one.step for one in timed(0.0, range(8), 0.5)]
+    steps = [taken.step for taken in timed(0.0, range(8), 0.5)]
     finished_run(tmp_path, "real", plan=PLAN, steps=steps)
     finished_run(tmp_path, "small", plan=PLAN, steps=steps, rehearsal=True, rehearses=PLAN)
     claimed_run(tmp_path, key="new")

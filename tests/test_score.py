@@ -113,9 +113,9 @@ def test_runs_that_were_never_learned_from() -> None:
     assert summary.median_abs_error == pytest.approx(0.0535, abs=0.001)
     assert summary.p90_abs_error == pytest.approx(0.139, abs=0.001)
     assert summary.inside_interval == pytest.approx(41 / 47)
-    kept = {one.id: one for one in found.retention if "v5e_32b" in one.id}
+    kept = {row.id: row for row in found.retention if "v5e_32b" in row.id}
     assert len(kept) == 5
-    assert max(abs(one.expected - one.measured) for one in kept.values()) < 0.02
+    assert max(abs(row.expected - row.measured) for row in kept.values()) < 0.02
 
 
 def test_a_run_that_shares_weights_between_slices_is_scored() -> None:
@@ -125,7 +125,11 @@ def test_a_run_that_shares_weights_between_slices_is_scored() -> None:
     assert layout.mesh == {**dict.fromkeys(AXES, 1), "fsdp_dcn": 2, "fsdp": 256}
     by_cell = {**row, "notes": "", "dcn_fsdp": "2"}
     assert _lay_out(run_of(by_cell))[0].mesh == layout.mesh
-    [scored] = [one for one in with_catalog_constants(UNSEEN).rows if one.id == row["id"]]
+    [scored] = [
+        scored_row
+        for scored_row in with_catalog_constants(UNSEEN).rows
+        if scored_row.id == row["id"]
+    ]
     assert scored.lower_step_s < scored.measured_step_s == 54.803
     assert scored.inside_interval
     with pytest.raises(Unscorable):
@@ -137,7 +141,7 @@ def test_a_run_that_shares_weights_between_slices_is_scored() -> None:
 def test_retention_is_within_two_points_but_for_five_rows(scores: dict[str, Score]) -> None:
     """A row that speeds up by compiler choices, four that wait more or less than the others."""
     off = {
-        one.id: abs(one.expected - one.measured) for one in scores[score_table.DOCUMENTS].retention
+        row.id: abs(row.expected - row.measured) for row in scores[score_table.DOCUMENTS].retention
     }
     assert {name for name, points in off.items() if points > 0.02} == {
         "mx_v4_52b_2x", "mx_v5p_128b_2x256", "mx_v5p_128b_2x512", "mx_v5p_512b_2x1024",
@@ -211,9 +215,9 @@ def test_retention_compares_one_job(change: dict[str, str], pairs: int, tmp_path
 def test_each_software_has_its_figures(orch: RunOrch) -> None:
     """Learned without any run of it; the rows add up, and the screen shows a line for each."""
     found = json.loads(orch("score", "--without", "software", "--json").stdout)
-    by_name = {one["software"]: one for one in found["software"]}
+    by_name = {group["software"]: group for group in found["software"]}
     assert by_name.keys() == {"maxtext", "pytorch-xla", "axlearn", "levanter", "t5x"}
-    assert sum(one["rows"] for one in by_name.values()) == found["summary"]["rows"]
+    assert sum(group["rows"] for group in by_name.values()) == found["summary"]["rows"]
     assert found["learned_on"] == "without each software in turn"
 
 

@@ -78,16 +78,18 @@ def test_latent_attention_is_read() -> None:
 def test_grouped_matmuls_take_whole_tiles_of_experts() -> None:
     """1,408 numbers of an expert take two tiles of 1,024; 2,048 and 7,168 fill theirs."""
     run = run_of(ROWS["moe_v5p8_deepseek2-16b"])
-    [line] = [one for one in _lay_out(run)[1] if one.name == "tiles of experts"]
+    [line] = [entry for entry in _lay_out(run)[1] if entry.name == "tiles of experts"]
     routed = 26 * 6 * 2048 * 1408 * 2 * 24 * 2048
     assert line.inputs["flops"] == pytest.approx(3 * 4 * routed * (2048 / 1408 - 1))
     large = _lay_out(run_of(ROWS["moe_v5p512_deepseek3-671b"]))[1]
-    assert [one.value for one in large if one.name == "tiles of experts"] == [0]
+    assert [line.value for line in large if line.name == "tiles of experts"] == [0]
 
 
 def flops_of(name: str, line: str) -> list[float]:
     """Of a run's lines of that name."""
-    return [one.inputs["flops"] for one in _lay_out(run_of(ROWS[name]))[1] if one.name == line]
+    return [
+        entry.inputs["flops"] for entry in _lay_out(run_of(ROWS[name]))[1] if entry.name == line
+    ]
 
 
 def test_tiles_that_two_experts_share_are_computed_for_both() -> None:
@@ -128,7 +130,7 @@ def test_a_row_becomes_its_mixture() -> None:
 def test_masks_that_dispatch_tokens_cost_matmuls() -> None:
     """Six products of every token with every row of its sequence, in each layer."""
     run = run_of(ROWS["moe_v6e256_mixtral-8x7b"])
-    [line] = [one for one in _lay_out(run)[1] if one.name == "dispatch by matmuls"]
+    [line] = [entry for entry in _lay_out(run)[1] if entry.name == "dispatch by matmuls"]
     tokens, rows = 12 * 4096, 8 * 1280
     assert line.inputs["flops"] == 32 * 6 * 2 * tokens * rows * 4096
 

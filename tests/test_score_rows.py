@@ -263,7 +263,7 @@ def test_runs_of_other_software_state_their_source() -> None:
     usable, skipped = samples_of(rows.values())
     assert len(usable) >= 25
     assert not skipped
-    assert {"axlearn", "levanter", "pytorch-xla"} <= {one.run.software.name for one in usable}
+    assert {"axlearn", "levanter", "pytorch-xla"} <= {scored.run.software.name for scored in usable}
     assert all(row["software"] != "maxtext" for row in rows.values())
     assert all(row["source_repo"] and row["source_path"] for row in rows.values())
     assert not rows.keys() & ROWS.keys()

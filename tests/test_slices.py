@@ -75,7 +75,7 @@ def test_each_slice_has_one_head_and_its_hosts_in_order() -> None:
 ON_GPUS = [("h100", "8"), ("h100", "4"), ("gb200", "4"), ("gb200", "8")]
 
 
-@pytest.mark.parametrize(("chip", "topology"), [*(one[:2] for one in SLICES), *ON_GPUS])
+@pytest.mark.parametrize(("chip", "topology"), [*(case[:2] for case in SLICES), *ON_GPUS])
 def test_a_rehearsal_has_the_nodes_of_the_exported_manifest(chip: str, topology: str) -> None:
     """What Ray finds in the pods of the manifest, but for the names of slices."""
     *_, manifest = manifests("ray", spec_on(chip, topology), plan_on(chip, topology), {})

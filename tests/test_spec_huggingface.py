@@ -266,7 +266,9 @@ def test_a_scale_of_scores_is_a_share_of_growth(tmp_path: Path) -> None:
 
 def test_the_ways_of_deepseek_to_choose_experts(tmp_path: Path) -> None:
     """Greedily, by groups, and by groups with a bias."""
-    lite, v2 = (model_of(tmp_path, EXPERTS[f"DeepSeek-V2{one}"][0]).moe for one in ("-Lite", ""))
+    lite, v2 = (
+        model_of(tmp_path, EXPERTS[f"DeepSeek-V2{suffix}"][0]).moe for suffix in ("-Lite", "")
+    )
     assert lite
     assert v2
     assert (lite.groups, lite.router, lite.balance_bias, lite.normalized) == (

@@ -127,7 +127,7 @@ def test_each_stage_has_a_plan_of_its_own(plan: Plan) -> None:
     assert third.stage
     assert third.stage.first_token == 40960 + 81920
     assert [plan.stage_of(step).stage for step in (0, 9, 10, 29, 39, 99)] == [
-        one.stage for one in (first, first, second, second, third, third)
+        shown.stage for shown in (first, first, second, second, third, third)
     ]
     assert codec.from_json(codec.to_json(plan), Plan) == plan
     assert len({plan.digest, *(stage.digest for stage in plan.stages)}) == 4
@@ -166,7 +166,7 @@ def test_fewer_pods_have_a_plan_for_every_stage(plan: Plan, tmp_path: Path) -> N
     """Steps stay where they are, so that a run goes on in the same stage."""
     fewer = plan_on(staged_spec(tmp_path), plan, 1)
     assert {stage.pods for stage in fewer.stages} == {1}
-    assert [one.stage for one in fewer.stages] == [one.stage for one in plan.stages]
+    assert [stage.stage for stage in fewer.stages] == [stage.stage for stage in plan.stages]
     assert fewer.spec_digest == plan.spec_digest
 
 
@@ -277,7 +277,7 @@ def test_a_report_has_every_stage_and_their_sum(plan: Plan) -> None:
     assert report.measured.steps == 15
     totals = report.stage_totals
     assert totals
-    assert totals.steps_s == pytest.approx(sum(one.step.step_s for one in steps))
+    assert totals.steps_s == pytest.approx(sum(step.step.step_s for step in steps))
     predicted = sum(stage.steps_done * (stage.predicted_step_s or 0) for stage in report.stages)
     assert totals.predicted_s == pytest.approx(predicted)
     assert totals.dollars == pytest.approx(totals.steps_s / 3600 * 8 * 1.2)
@@ -321,7 +321,7 @@ def test_no_stage_repeats_a_token_of_another(tmp_path: Path) -> None:
 
 def test_synthetic_text_differs_from_stage_to_stage() -> None:
     same = [replace(stage, batch=toy_stages().stages[1].batch) for stage in toy_stages().stages[:2]]
-    first, second = (batch_source(one).batch(0, range(4)) for one in same)
+    first, second = (batch_source(source).batch(0, range(4)) for source in same)
     assert not np.array_equal(first, second)
 
 
@@ -463,4 +463,4 @@ def test_every_stage_is_proved(plan: Plan, tmp_path: Path, monkeypatch: pytest.M
     found = proofs._prove_each_stage(staged_spec(tmp_path), plan)
     digests = [stage.digest for stage in plan.stages]
     assert asked == [(128, 128, digests[0]), (1024, 1024, digests[1]), (1024, 1024, digests[2])]
-    assert [str(one) for one in found] == digests
+    assert [str(digest) for digest in found] == digests

@@ -40,7 +40,7 @@ def test_a_rank_is_killed_in_the_second_stage(tmp_path: Path) -> None:
     assert after.restored_steps >= 10
     plan = run.recorded.plan(after.plan_digest)
     assert plan.stages[0].mesh != plan.stages[1].mesh
-    begun = [one.step.index for one in run.recorded.steps(ended) if one.step.startup]
+    begun = [step.step.index for step in run.recorded.steps(ended) if step.step.startup]
     assert begun == [0, 10, after.restored_steps]
     with emulated(staged(), tmp_path / "whole", steps=30) as undisturbed:
         undisturbed.to_the_end()

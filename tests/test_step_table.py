@@ -55,8 +55,8 @@ def test_a_table_has_what_a_reader_reads(tmp_path: Path) -> None:
     [attempt] = run.run().attempts
     values = StepReader(run.path, 1).read()
     assert len(values) == 30_000
-    for one in (attempt, replace(attempt, written=None)):
-        table, problems = read_table(run.path, one)
+    for known in (attempt, replace(attempt, written=None)):
+        table, problems = read_table(run.path, known)
         assert problems == []
         assert same(table, table_of(values))
     assert table.peak_hbm_bytes[1:].max() == 29_999
@@ -189,8 +189,8 @@ def test_figures_that_no_step_has_are_no_step(
     with run.paths.steps(1).open("ab") as file:
         file.write(line + b"\n")
     [attempt] = run.run().attempts
-    for one in (attempt, replace(attempt, written=None)):
-        table, problems = read_table(run.path, one)
+    for known in (attempt, replace(attempt, written=None)):
+        table, problems = read_table(run.path, known)
         assert len(table) == 20
         assert len(problems) == 1
     assert run.run().steps_done == 20

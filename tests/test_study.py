@@ -231,8 +231,13 @@ def test_other_keys_make_another_series() -> None:
     study = study_of(trials=trials, vary=("resources.pods", "experiment.remat"))
     plans = {trial.number: make_plan(trial.spec) for trial in trials}
     forecast = _forecast_scaling(study, plans).trials
-    assert [one.series["experiment.remat"] for one in forecast] == ["full", "full", "none", "none"]
-    assert [one.planned.efficiency.lower == 1.0 for one in forecast if one.planned] == [
+    assert [point.series["experiment.remat"] for point in forecast] == [
+        "full",
+        "full",
+        "none",
+        "none",
+    ]
+    assert [point.planned.efficiency.lower == 1.0 for point in forecast if point.planned] == [
         True, False, True, False,
     ]  # fmt: skip
     last = " ".join(

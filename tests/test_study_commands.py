@@ -41,7 +41,7 @@ def test_orch_runs_lists_the_runs_of_a_study_below_it(orch: RunOrch, tmp_path: P
     trials = [f"{study.key}-trial-{number}.1" for number in (2, 1)]
     assert shown == ["after-2", study.key, *trials, "after-1", "before"]
     listed = json.loads(orch("runs", *at(study), "--json").stdout)
-    assert [one["run"] for one in listed if one["study"] == study.key] == trials
+    assert [entry["run"] for entry in listed if entry["study"] == study.key] == trials
 
 
 def test_the_state_of_a_study_follows_from_its_runs(tmp_path: Path) -> None:

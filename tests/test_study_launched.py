@@ -66,7 +66,7 @@ class Cluster:
         assert (jobs, recorded.proof(run.plan_digest)) == ("jobs", None)
         assert run.environment["cluster"] == "there:1"
         self.taken.append(run.run.rpartition("-trial-")[2])
-        steps = [one.step for one in timed(0.0, range(run.steps), 0.5)]
+        steps = [taken.step for taken in timed(0.0, range(run.steps), 0.5)]
         finish(recorded, recorded.plan(run.plan_digest), steps, Clock(time.time()))
         return run.run
 

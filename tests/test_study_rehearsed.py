@@ -98,7 +98,7 @@ def test_a_study_is_interrupted_continued_and_finished(done: Submitted) -> None:
     assert done.codes == [130, 0, 0], "\n".join(done.said)
     assert first.splitlines()[-1].startswith("Next: orch submit ")
     assert f"done before: {done.study.key}-trial-1.1\n" in second
-    states = {one.run.rpartition("-trial-")[2]: one.state for one in done.runs}
+    states = {run.run.rpartition("-trial-")[2]: run.state for run in done.runs}
     assert states == {
         "1.1": "succeeded", "2.1": "cancelled", "2.1.2": "succeeded", "3.1": "succeeded",
     }  # fmt: skip
@@ -109,7 +109,7 @@ def test_a_study_is_interrupted_continued_and_finished(done: Submitted) -> None:
 def test_mlflow_has_the_whole_study_when_the_command_ends(done: Submitted) -> None:
     stored = rows(done.storage, "SELECT name, status FROM runs ORDER BY name")
     wanted = {"succeeded": "FINISHED", "cancelled": "KILLED"}
-    runs = [(one.run, wanted[one.state]) for one in done.runs]
+    runs = [(run.run, wanted[run.state]) for run in done.runs]
     assert stored == sorted([(done.study.key, "FINISHED"), *runs])
     tracking = noted_tracking(done.study.path)
     assert tracking is not None

@@ -56,7 +56,7 @@ def test_measured_efficiency_is_relative_to_the_smallest_trial(tmp_path: Path) -
     stored = [trial.measured.efficiency for trial in report.trials if trial.measured]
     assert [isclose(one.median, of) for one, of in zip(stored, (1, 1 / 2, 1 / 4), strict=True)]
     # Repeats of 0.5 and 1 s: rates of 2 and 1, a median of 1.5.
-    assert [isclose(one.high / one.low, 2) for one in stored] == [True] * 3
+    assert [isclose(interval.high / interval.low, 2) for interval in stored] == [True] * 3
     assert isclose(stored[1].high, 1 / 2 * 2 / 1.5)
     assert all(trial.done == 2 for trial in report.trials)
 
@@ -96,7 +96,7 @@ def waited_s(plan: Plan) -> float:
 def test_without_an_expected_step_a_line_of_the_roofline_explains() -> None:
     plans = [make_plan(tiny_spec(pods)) for pods in (1, 2, 4)]
     bare = [replace(plan, forecast=replace(plan.forecast, expected_time=())) for plan in plans]
-    across = [sum(x.value for x in one.forecast.time if x.resource == "pods") for one in bare]
+    across = [sum(x.value for x in plan.forecast.time if x.resource == "pods") for plan in bare]
     explanations = _explain_gaps([(one, 4 * s) for one, s in zip(bare, across, strict=True)])
     assert (explanations[0].line, explanations[0].resource) == ("pods", "pods")
     assert isclose(explanations[0].times, 4)
@@ -135,7 +135,7 @@ def test_unfinished_runs_are_listed(tmp_path: Path) -> None:
     study = study_of(1, 2, 4)
     recorded = journal.open_study(tmp_path, StudyRequest(study=study, steps=6), {})
     started = journal.start_trial(recorded, 2, 1)
-    taken = [one.step for one in timed(0.0, range(6), 0.5)]
+    taken = [taken.step for taken in timed(0.0, range(6), 0.5)]
     finished_run(tmp_path, started.run, plan=make_plan(tiny_spec(2)), steps=taken)
     failed = journal.start_trial(recorded, 3, 1)
     writer = journal.claim_run(
@@ -212,7 +212,7 @@ class Rehearsals:
         self.runs.append(recorded.key)
         state = self.states.pop(0)
         if state == "succeeded":
-            taken = [one.step for one in timed(0.0, range(submission.steps), 0.5)]
+            taken = [taken_step.step for taken_step in timed(0.0, range(submission.steps), 0.5)]
             finish(recorded, plan, taken, Clock(time.time()))
         else:
             journal.claim_run(recorded).end_run(state)

@@ -166,7 +166,7 @@ def swept(storage: Path, study: Study, levels: Sequence[Sequence[float]]) -> Stu
     recorded = journal.open_study(storage, StudyRequest(study=study, steps=40), {})
     for trial, values in zip(study.trials, levels, strict=False):
         started = journal.start_trial(recorded, trial.number, 1)
-        taken = [one.step for one in timed(0.0, range(len(values)), 0.5)]
+        taken = [taken_step.step for taken_step in timed(0.0, range(len(values)), 0.5)]
         steps = [replace(one, loss=loss) for one, loss in zip(taken, values, strict=True)]
         finished_run(
             storage, started.run, plan=make_plan(trial.spec), steps=steps, spec=trial.spec,
@@ -213,7 +213,7 @@ def test_a_trial_that_did_not_do_all_its_steps_is_never_the_best(done: StudyJour
     report = _make_sweep_report(done.key, study, runs, known)
     assert (report.best, report.trials[0].loss) == (5, 1.0)
     assert [trial.steps_done for trial in report.trials] == [20, 40, 40, 40, 40]
-    assert [one.number for one in _ranked(report)] == [5, 2, 3, 4, 1]
+    assert [trial.number for trial in _ranked(report)] == [5, 2, 3, 4, 1]
 
 
 def test_a_loss_that_is_not_finite_ends_a_trial_of_a_sweep(done: StudyJournal) -> None:
@@ -259,8 +259,8 @@ def test_mlflow_has_the_loss_of_each_trial(done: StudyJournal) -> None:
 def test_orch_compare_takes_a_sweep(orch: RunOrch, done: StudyJournal) -> None:
     at = ("--storage", str(done.storage))
     found = json.loads(orch("compare", done.key, *at, "--json").stdout)
-    assert [one["last_loss"] for one in found] == [5.0, 4.0, 6.0, 8.0, 3.0]
-    assert [one["settings"] for one in found] == [{LR: rate} for rate in RATES]
+    assert [trial["last_loss"] for trial in found] == [5.0, 4.0, 6.0, 8.0, 3.0]
+    assert [trial["settings"] for trial in found] == [{LR: rate} for rate in RATES]
     text = orch("compare", done.key, *at).stdout
     best = "trial-5.1 (peak_lr 1e-4) ends with the lowest loss, 3.000"
     assert best in " ".join(text.split())

@@ -45,9 +45,9 @@ def test_sync_records_what_is_named_or_all(
     [(name,)] = rows(storage, "SELECT name FROM runs")
     assert name == "first: 2 pods of 2x2 v5e"
     printed = json.loads(orch("sync", *at, "--json").stdout)
-    assert [one["run"] for one in printed] == ["first", "second"]
-    assert [one["recorded"]["steps"] for one in printed] == [20, 20]
-    assert [one["run_id"] for one in printed] == [
+    assert [entry["run"] for entry in printed] == ["first", "second"]
+    assert [entry["recorded"]["steps"] for entry in printed] == [20, 20]
+    assert [entry["run_id"] for entry in printed] == [
         tracked.run_id for run in (first, second) if (tracked := run.run().tracking)
     ]
     assert len(points(storage, "learning/loss")) == 40

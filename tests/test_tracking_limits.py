@@ -124,7 +124,9 @@ def test_another_server_gets_no_password(
     assert result.problem
     assert b"authorization:" in named[0].lower()
     assert foreign
-    assert not any(b"authorization:" in one.lower() or b"hunter22" in one for one in foreign)
+    assert not any(
+        b"authorization:" in request.lower() or b"hunter22" in request for request in foreign
+    )
 
 
 def test_a_sync_has_an_end_too() -> None:

@@ -48,7 +48,7 @@ def dots(jaxpr: Any) -> list[tuple[Any, Any]]:
 
 
 def is_narrow(pair: tuple[Any, Any]) -> bool:
-    return all(jnp.dtype(one) in {jnp.dtype(FORWARD), jnp.dtype(GRADIENT)} for one in pair)
+    return all(jnp.dtype(dtype) in {jnp.dtype(FORWARD), jnp.dtype(GRADIENT)} for dtype in pair)
 
 
 def types_of(plan: Plan) -> list[tuple[Any, Any]]:

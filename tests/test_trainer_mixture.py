@@ -121,7 +121,7 @@ def test_complete_rows_are_gathered_without_a_pass_for_the_missing() -> None:
         return jax.value_and_grad(there_and_back)
 
     assert jax.tree.all(jax.tree.map(np.array_equal, of(True)(x), of(False)(x)))
-    fills = ["FILL_OR_DROP" in str(jax.make_jaxpr(of(one))(x)) for one in (True, False)]
+    fills = ["FILL_OR_DROP" in str(jax.make_jaxpr(of(is_even))(x)) for is_even in (True, False)]
     assert fills == [False, True]
 
 

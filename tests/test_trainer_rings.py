@@ -37,7 +37,7 @@ def test_a_ring_sends_one_message_over_each_link(
         monkeypatch.setenv(variable, value)
     topology, lengths, wraps, spans = RINGS[name]
     devices = topologies.get_topology_desc(topology, "tpu").devices
-    tensor = int(np.prod([one["size"] for one in spans]))
+    tensor = int(np.prod([span["size"] for span in spans]))
     rest = [
         span(torus, length // used(spans, torus), used(spans, torus))
         for torus, length in zip(("x", "y", "z", _DIE_AXIS), with_die(lengths), strict=False)
@@ -69,7 +69,7 @@ def with_die(lengths: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def used(spans: list[dict[str, Any]], torus: str) -> int:
-    return next((one["size"] for one in spans if one["torus"] == torus), 1)
+    return next((span["size"] for span in spans if span["torus"] == torus), 1)
 
 
 @given(st.lists(st.integers(2, 6), min_size=1, max_size=3))

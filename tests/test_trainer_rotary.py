@@ -47,7 +47,7 @@ def test_part_of_a_head_turns() -> None:
     turned = np.asarray(rotate(Rotary(8, 100.0), jnp.asarray(x), jnp.arange(6)))
     assert (turned[..., 8:] == x[..., 8:]).all()
     assert not np.allclose(turned[:, 1:, :, :8], x[:, 1:, :, :8])
-    before, after = (np.linalg.norm(one[..., :8], axis=-1) for one in (x, turned))
+    before, after = (np.linalg.norm(rows[..., :8], axis=-1) for rows in (x, turned))
     assert np.allclose(before, after, rtol=1e-5)
 
 

@@ -50,7 +50,9 @@ def test_the_server_ends_with_its_keeper(keeper: subprocess.Popen[bytes], dies: 
     """The keeper is killed, or its owner closes its input. A stand-in that dies ends nothing."""
     eventually(lambda: len(descendants(keeper.pid)) == 3, 60)
     left = [psutil.Process(pid) for pid in descendants(keeper.pid)]
-    [stand_in] = [one for one in left if one.cmdline() == psutil.Process(keeper.pid).cmdline()]
+    [stand_in] = [
+        process for process in left if process.cmdline() == psutil.Process(keeper.pid).cmdline()
+    ]
     if dies == "stand-in":
         stand_in.kill()
         keeper.stdin.close()  # type: ignore[union-attr]
@@ -59,7 +61,7 @@ def test_the_server_ends_with_its_keeper(keeper: subprocess.Popen[bytes], dies: 
     else:
         keeper.kill()
     keeper.wait(30)
-    eventually(lambda: not any(is_running(one) for one in left), 30)
+    eventually(lambda: not any(is_running(process) for process in left), 30)
 
 
 @pytest.mark.parametrize("first", ["keeper stopped", "stand-in killed, then the keeper"])
@@ -73,14 +75,16 @@ def test_its_owner_ends_what_the_keeper_does_not(
     if first == "keeper stopped":
         keeper.send_signal(signal.SIGSTOP)
     else:
-        [stand_in] = [one for one in left if one.cmdline() == psutil.Process(keeper.pid).cmdline()]
+        [stand_in] = [
+            process for process in left if process.cmdline() == psutil.Process(keeper.pid).cmdline()
+        ]
         stand_in.kill()
         eventually(lambda: not is_running(stand_in), 30)
         keeper.kill()
-    assert any(is_running(one) for one in left)
+    assert any(is_running(process) for process in left)
     server._end(keeper)
     assert keeper.returncode == -signal.SIGKILL
-    eventually(lambda: not any(is_running(one) for one in left), 30)
+    eventually(lambda: not any(is_running(process) for process in left), 30)
 
 
 @pytest.mark.parametrize("when", ["starts", "serves"])

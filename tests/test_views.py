@@ -99,9 +99,9 @@ def test_sections_with_data_are_open_and_come_first() -> None:
         for view in SHIPPED:
             own = {section.name: bool(section.metrics & recorded) for section in view.sections}
             stored = views._state(view, recorded)["compareRunSections"]
-            opened = [one["display"] for one in stored]
+            opened = [chart["display"] for chart in stored]
             assert opened == sorted(opened, reverse=True)
-            assert {one["name"] for one in stored if one["display"]} == {
+            assert {chart["name"] for chart in stored if chart["display"]} == {
                 name for name, has_data in own.items() if has_data
             }
 

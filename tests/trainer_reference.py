@@ -144,7 +144,7 @@ def attention(
     scale, out = model.attention_scale or model.head_dim**-0.5, jnp.zeros_like(x)
     for n in range(model.heads):
         kv = n * keys.shape[2] // model.heads
-        q, k = (rope(one, model, window) for one in (queries[:, :, n], keys[:, :, kv]))
+        q, k = (rope(heads, model, window) for heads in (queries[:, :, n], keys[:, :, kv]))
         scores = capped(q @ k.swapaxes(1, 2) * scale, model.attention_cap)
         weights = jnp.exp(jnp.where(hidden | apart, -1e30, scores))
         total = weights.sum(-1, keepdims=True)

@@ -38,12 +38,14 @@ def main(folder: Path, words: list[str]) -> None:
         began = time.perf_counter()
         compiled = compile_step(*arguments, **others)
         mesh = arguments[3]
-        in_slice = [one for one in mesh.devices.flat if getattr(one, "slice_index", 0) == 0]
+        in_slice = [
+            device for device in mesh.devices.flat if getattr(device, "slice_index", 0) == 0
+        ]
         found = {
             "compile_s": time.perf_counter() - began,
             "peak_bytes": compiled.memory_analysis().peak_memory_in_bytes,
             "axes": dict(mesh.shape),
-            "places": [[*one.coords, one.core_on_chip] for one in in_slice],
+            "places": [[*device.coords, device.core_on_chip] for device in in_slice],
         }
         (folder / "program.txt").write_text(program_text(compiled), encoding="utf-8")
         (folder / "program.json").write_text(json.dumps(found), encoding="utf-8")

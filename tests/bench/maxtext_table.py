@@ -289,7 +289,7 @@ def summary(record: dict[str, Pair]) -> list[str]:
     unpriced = sorted({name for p in record.values() for name in p.ours.unpriced})
     theirs = sorted({name for p in record.values() for name in p.maxtext.unpriced})
     agreed = sum(map(agrees, record.values()))
-    faster, smaller = (sum(one <= 1 for one in ones) for ones in (times, memories))
+    faster, smaller = (sum(ratio <= 1 for ratio in ones) for ones in (times, memories))
     kernels = f"ours {', '.join(unpriced) or 'none'}; MaxText's {', '.join(theirs) or 'none'}"
     return [
         f"- {len(record)} of {len(ROWS)} runs are compiled",

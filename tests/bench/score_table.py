@@ -199,7 +199,7 @@ def of_file(scored: Score, path: Path) -> Score:
     return replace(
         scored,
         rows=rows,
-        retention=tuple(one for one in scored.retention if one.id in ids),
+        retention=tuple(row for row in scored.retention if row.id in ids),
         summary=summary(list(rows), 0),
     )
 
@@ -250,7 +250,7 @@ def worst_of_small(scored: Score) -> float:
 
 
 def retained(scored: Score) -> str:
-    off = [abs(one.expected - one.measured) for one in scored.retention]
+    off = [abs(row.expected - row.measured) for row in scored.retention]
     return f"{sum(points <= 0.02 for points in off)} of {len(off)}, median {share(median(off))}"
 
 

@@ -41,7 +41,7 @@ def make_study(storage: Path, trials: int, steps: int) -> journal.StudyJournal:
         ),
     )
     recorded = journal.open_study(storage, journal.StudyRequest(study=study, steps=steps), {})
-    taken = [one.step for one in timed(0.0, range(steps), 0.25)]
+    taken = [taken.step for taken in timed(0.0, range(steps), 0.25)]
     first = finished_run(storage, "first", plan=tiny_plan(), steps=taken, study=recorded.key)
     for n in range(1, trials + 1):
         begun = TrialStart(at_s=0.0, trial=n, repeat=1, run=f"trial-{n}", by=this_process())
@@ -63,7 +63,7 @@ def main() -> int:
         read_s = time.perf_counter() - began_s
         report = _make_scaling_report(recorded.key, recorded.submission().study, ran)
         table = study_screens.study_report_screen(report, "")
-        page = _scaling_page(report, {one.trial: one.predicted for one in ran})
+        page = _scaling_page(report, {trial.trial: trial.predicted for trial in ran})
         all_s = time.perf_counter() - began_s
         print_looks(Path(folder), {"orch runs": ("runs",)})
     runs = f"{wanted.trials} trials of {wanted.steps:,} steps"

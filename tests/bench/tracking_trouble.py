@@ -147,7 +147,7 @@ def main() -> int:
     parser.add_argument("--turn", type=int, default=60)
     options = parser.parse_args()
     os.sched_setaffinity(0, os.sched_getaffinity(0) - {TRAINS_ON})
-    kinds = [*chain.from_iterable((CALM, one) for one in TROUBLES * options.rounds), CALM]
+    kinds = [*chain.from_iterable((CALM, trouble) for trouble in TROUBLES * options.rounds), CALM]
     with (
         tempfile.TemporaryDirectory() as folder,
         served(Path(folder), "nice", "-n", "19") as server,
@@ -161,7 +161,7 @@ def main() -> int:
     usual_s = statistics.median(step.step_s for step in calm)
     print(f"calm      median {usual_s * 1e3:.1f} ms, p95 {p95(calm) * 1e3:.1f} ms")
     for kind, found in ratios.items():
-        print(f"{kind:<9} p95 x {', '.join(f'{one:.3f}' for one in found)}")
+        print(f"{kind:<9} p95 x {', '.join(f'{ratio:.3f}' for ratio in found)}")
     all_of_them = statistics.median(chain.from_iterable(ratios.values()))
     print(f"all       p95 x {all_of_them:.3f} (limit {1 + LIMIT})")
     return int(all_of_them > 1 + LIMIT)

@@ -59,7 +59,7 @@ def due_episodes(
     starts = range(first // EPISODE * EPISODE, FAULTS, EPISODE)
     episodes = [range(start, start + EPISODE) for start in starts]
     due = [[index for index in episode if index not in done] for episode in episodes]
-    return [one for one in due if one and only in (None, backend_of(one[0]))]
+    return [episode for episode in due if episode and only in (None, backend_of(episode[0]))]
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,16 @@ class Part:
         """Let about so many faults strike, and note each run's records at its end."""
         STORE.mkdir(exist_ok=True)
         due = chosen(due_episodes(known(), self.seed, only, self.first), faults)
-        plain = [one for one in due if backend_of(one[0]) == "processes"]
+        plain = [episode for episode in due if backend_of(episode[0]) == "processes"]
         expected: list[float] = []
         if plain:
             with temporary_folder() as folder:
                 expected = undisturbed_losses(folder)
         with ThreadPoolExecutor(self.jobs) as pool, ThreadPoolExecutor(1) as alone:
-            on_ray = [alone.submit(self._on_ray, one) for one in due if one not in plain]
-            started = [pool.submit(self._plain, one, expected) for one in plain]
+            on_ray = [
+                alone.submit(self._on_ray, episode) for episode in due if episode not in plain
+            ]
+            started = [pool.submit(self._plain, episode, expected) for episode in plain]
             for episode in [*on_ray, *started]:
                 episode.result()
 
@@ -129,9 +131,9 @@ def keep(folder: Path, records: list[FaultRecord]) -> None:
     lines = [msgspec.json.encode(record) + b"\n" for record in records]
     with (STORE / "results.jsonl").open("ab") as file:
         file.write(b"".join(lines))
-    for one in records:
-        struck = f"{one.backend:9} {one.phase:16} {one.struck:44}"
-        print(f"{one.index:4}  {struck} {outcome(one)}", flush=True)
+    for record in records:
+        struck = f"{record.backend:9} {record.phase:16} {record.struck:44}"
+        print(f"{record.index:4}  {struck} {outcome(record)}", flush=True)
 
 
 def is_sound(one: FaultRecord) -> bool:
@@ -163,8 +165,8 @@ def table(records: list[FaultRecord]) -> str:
         mine = [record for record in records if record.backend == backend]
         for field in ("name", "phase"):
             at = "at " if field == "phase" else ""
-            for value in sorted({getattr(one, field) for one in mine}):
-                some = [one for one in mine if getattr(one, field) == value]
+            for value in sorted({getattr(record, field) for record in mine}):
+                some = [record for record in mine if getattr(record, field) == value]
                 rows.append(row(f"{title}: {at}{value}", some))
     lines = [HEAD, ("---", *["---:"] * (len(HEAD) - 1)), *rows, row("all", records)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
@@ -172,17 +174,17 @@ def table(records: list[FaultRecord]) -> str:
 
 def row(title: str, ones: list[FaultRecord]) -> tuple[str, ...]:
     """One line of the table."""
-    seconds = [one.lost_s for one in ones if one.survived] or [0.0]
-    ranks = [one.named for one in ones if one.named is not None]
-    compared = [one for one in ones if one.identical is not None]
+    seconds = [record.lost_s for record in ones if record.survived] or [0.0]
+    ranks = [record.named for record in ones if record.named is not None]
+    compared = [record for record in ones if record.identical is not None]
     return (
         title,
         str(len(ones)),
-        str(sum(one.survived for one in ones)),
-        f"{sum(bool(one.identical) for one in compared)} of {len(compared)}",
+        str(sum(record.survived for record in ones)),
+        f"{sum(bool(record.identical) for record in compared)} of {len(compared)}",
         f"{sum(ranks)} of {len(ranks)}" if ranks else "",
         f"{statistics.median(seconds):.0f} median, {max(seconds):.0f} most",
-        str(sum(len(one.left_over) for one in ones)),
+        str(sum(len(record.left_over) for record in ones)),
     )
 
 
@@ -205,7 +207,7 @@ def main() -> int:
     options = parser.parse_args()
     if not options.table:
         Part(options.seed, options.jobs, options.first).run(options.faults, options.only)
-    records = [one for one in known() if one.seed == options.seed]
+    records = [record for record in known() if record.seed == options.seed]
     print(f"\n{table(records)}\n")
     print(f"{len(records)} of {FAULTS} faults have run")
     return 0 if all(is_sound(record) for record in records) else 1

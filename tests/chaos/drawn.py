@@ -78,7 +78,9 @@ def draw(seed: int, index: int) -> PlainFault:
         return _fault(index, "between attempts", point, who, (strike,), ahead, first)
     point, who = chance.choice(RUNNING)
     targets = chance.sample(("driver", "rank-0", "rank-1"), 2 if chance.random() < PAIRS else 1)
-    strikes = tuple(Strike(target=one, how=chance.choice(("killed", "stopped"))) for one in targets)
+    strikes = tuple(
+        Strike(target=target, how=chance.choice(("killed", "stopped"))) for target in targets
+    )
     return _fault(index, point, point, who, strikes, chance.randint(*AHEAD))
 
 

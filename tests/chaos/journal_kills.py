@@ -176,11 +176,11 @@ def facts_of(run_journal: Journal, run: Run) -> set[str]:
     facts |= {"asked"} if run.cancel_requested_at_s else set()
     facts |= {"stopping"} if (run_journal.paths.events / "000007.json").exists() else set()
     facts |= {"concluded"} if run.ended_at_s else set()
-    for one in run.attempts:
-        facts |= {f"began {one.number}"}
-        facts |= {f"ended {one.number}"} if one.ended_at_s else set()
-        steps = journal.StepReader(run_journal.path, one.number).read()
-        facts |= {f"step {one.number} {timed.step.index}" for timed in steps}
+    for attempt in run.attempts:
+        facts |= {f"began {attempt.number}"}
+        facts |= {f"ended {attempt.number}"} if attempt.ended_at_s else set()
+        steps = journal.StepReader(run_journal.path, attempt.number).read()
+        facts |= {f"step {attempt.number} {timed.step.index}" for timed in steps}
     return facts
 
 

@@ -140,7 +140,7 @@ class PlainRun:
         deadline = time.monotonic() + END_S
         while (alive := self.processes()) and time.monotonic() < deadline:
             time.sleep(POLL_S)
-        found = [f"process {' '.join(one.cmdline()[1:4])}" for one in alive]
+        found = [f"process {' '.join(process.cmdline()[1:4])}" for process in alive]
         root = self.recorded.path
         found += [str(path.relative_to(root)) for path in root.rglob(f".*{files.PARTIAL}")]
         checkpoints = root / "checkpoints"

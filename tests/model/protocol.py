@@ -239,7 +239,7 @@ def _restores(state: State, bounds: Bounds, at: int, ranks: Ranks) -> Iterator[M
     for fresh in (True, False) if bounds.stale else (True,):
         listed = sorted(state.folder, reverse=True)[0 if fresh else 1 :]
         chosen = ranks.base if bounds.rules.recorded_only else next(iter(listed), NOTHING)
-        never = {one for one in listed if one.attempt <= at and one not in (ranks.base, chosen)}
+        never = {save for save in listed if save.attempt <= at and save not in (ranks.base, chosen)}
         after = state._replace(folder=state.folder - never)
         after = _rank(after, at, work="training", done=chosen.step, saved=chosen.step)
         if chosen.late:
@@ -253,7 +253,7 @@ def _restores(state: State, bounds: Bounds, at: int, ranks: Ranks) -> Iterator[M
 def _commits(state: State, bounds: Bounds, at: int, ranks: Ranks) -> Iterator[Move]:
     """A save becomes whole by one rename, which fails where its folder is there already."""
     name = f"attempt {at + 1}"
-    there = any(one.step == ranks.done for one in state.folder)
+    there = any(save.step == ranks.done for save in state.folder)
     if there and not bounds.rules.own_folders:
         yield f"{name} cannot save: another has saved step {ranks.done}", _gone(state, at)
         return
@@ -269,7 +269,9 @@ def _commits(state: State, bounds: Bounds, at: int, ranks: Ranks) -> Iterator[Mo
 
 def _pruned(state: State, at: int, newest: Checkpoint) -> frozenset[Checkpoint]:
     """The checkpoints without those before the newest, by this attempt and by those before it."""
-    return frozenset(one for one in state.folder if one.attempt > at + 1 or one.step >= newest.step)
+    return frozenset(
+        save for save in state.folder if save.attempt > at + 1 or save.step >= newest.step
+    )
 
 
 # --- faults, and what nobody may count on
@@ -366,4 +368,4 @@ def _rank(state: State, at: int, **changes: object) -> State:
 
 def rule_names() -> list[str]:
     """The guards that can be removed."""
-    return [one.name for one in fields(Rules)]
+    return [rule.name for rule in fields(Rules)]

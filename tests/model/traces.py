@@ -74,17 +74,17 @@ def first_impossible(events: list[Raw]) -> int | None:
     observed = list(_observed(events))
     bounds = Bounds(
         faults=len(events),  # no attempt is one too many
-        drivers=1 + sum(one.kind == "claimed" for one in observed),
-        steps=max((one.step for one in observed), default=0),
+        drivers=1 + sum(event.kind == "claimed" for event in observed),
+        steps=max((event.step for event in observed), default=0),
         stale=False,
     )
     states = {initial(bounds)}
-    for one in observed:
+    for event in observed:
         states = {
-            after for state in _closure(states, bounds) for after in _seen(state, one, bounds)
+            after for state in _closure(states, bounds) for after in _seen(state, event, bounds)
         }
         if not states:
-            return one.number
+            return event.number
     return None
 
 
@@ -185,7 +185,7 @@ def _restore_faults(run: Path, events: list[Raw]) -> Iterator[str]:
             counted.append(saved)
         if event["kind"] == "attempt started" and records:
             startup = _startup(run / "attempts" / f"{event['attempt']:03d}" / "steps.jsonl")
-            skipped = {one["step"] for one in startup["skipped"]} if startup else set()
+            skipped = {skip["step"] for skip in startup["skipped"]} if startup else set()
             left = [step for _, step in counted if step not in skipped]
             if startup and startup["steps_done"] != (left[-1] if left else 0):
                 expected = f"the journal says {left[-1] if left else 0}"

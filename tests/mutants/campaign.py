@@ -152,7 +152,9 @@ def equivalents(path: Path = EQUIVALENT) -> dict[str, str]:
 def all_mutants(package: Package, root: Path = ROOT) -> list[Mutant]:
     """Every mutant of a package."""
     return [
-        one for path in package.paths(root) for one in mutants_of(path, (root / path).read_bytes())
+        mutant
+        for path in package.paths(root)
+        for mutant in mutants_of(path, (root / path).read_bytes())
     ]
 
 
@@ -205,7 +207,7 @@ class Campaign:
             options=self.package.options(),
         )
         self.results = known_results(self.store)
-        for mutant in [one for one in due if not self._is_known(one)]:
+        for mutant in [candidate for candidate in due if not self._is_known(candidate)]:
             self._try(overlay, coverage, mutant, None, print_to)
 
     def _coverage(self, overlay: Overlay) -> Coverage:
@@ -350,10 +352,10 @@ def main() -> int:
 
 def run_part(options: argparse.Namespace) -> None:
     """Try the mutants that are due, up to the limit: of each package its share of them."""
-    chosen = [one for one in PACKAGES if options.package in (None, one.name)]
+    chosen = [package for package in PACKAGES if options.package in (None, package.name)]
     campaigns = [Campaign(package) for package in chosen]
     due = [
-        [one for one in campaign.due(options.seed) if options.only in one.key]
+        [mutant for mutant in campaign.due(options.seed) if options.only in mutant.key]
         for campaign in campaigns
     ]
     counts = shares([len(mutants) for mutants in due], options.mutants)

@@ -88,7 +88,7 @@ def mutants_of(path: str, source: bytes) -> list[Mutant]:
                     )
                 )
                 seen[operator, before] += 1
-    return sorted(found, key=lambda one: (one.start, one.operator))
+    return sorted(found, key=lambda mutation: (mutation.start, mutation.operator))
 
 
 def _line_starts(source: bytes) -> list[int]:
@@ -146,7 +146,7 @@ def _changes(node: ast.AST, source: bytes, lines: list[int]) -> Iterator[Change]
 
 
 def _adds_a_number(node: ast.BinOp) -> bool:
-    sides = [one.value for one in (node.left, node.right) if isinstance(one, ast.Constant)]
+    sides = [side.value for side in (node.left, node.right) if isinstance(side, ast.Constant)]
     numbers = [side for side in sides if isinstance(side, int | float)]
     return isinstance(node.op, ast.Add | ast.Sub) and bool(numbers)
 

@@ -136,7 +136,10 @@ class Overlay:
         # What this process has of the project is the unchanged one.
         for name in [name for name in sys.modules if name.partition(".")[0] in COPIED]:
             del sys.modules[name]
-        sys.path[:] = [str(self.folder), *(one for one in sys.path if one not in ("", str(ROOT)))]
+        sys.path[:] = [
+            str(self.folder),
+            *(place for place in sys.path if place not in ("", str(ROOT))),
+        ]
         importlib.invalidate_caches()
         importlib.import_module("tests.mutants.child").enter()
 

@@ -58,9 +58,9 @@ class Coverage(msgspec.Struct, frozen=True):
         """What the tests of several files execute."""
         some = list(parts)
         return cls(
-            lines={test: lines for one in some for test, lines in one.lines.items()},
-            seconds={test: taken_s for one in some for test, taken_s in one.seconds.items()},
-            failed=[test for one in some for test in one.failed],
+            lines={test: lines for record in some for test, lines in record.lines.items()},
+            seconds={test: taken_s for record in some for test, taken_s in record.seconds.items()},
+            failed=[test for record in some for test in record.failed],
         )
 
 
