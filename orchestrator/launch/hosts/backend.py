@@ -31,7 +31,7 @@ _TAKEN = "another driver has taken the hosts"
 _ON_BUCKETS = 6  # times as long: there a host shows itself every five seconds, and requests stall
 
 
-class _Watch:
+class _HostWatch:
     """The hosts of a meeting. Only a change of its state proves that a host is not long gone."""
 
     def __init__(self, meeting: meetings.Meeting) -> None:
@@ -69,7 +69,7 @@ class _HostsAttempt(AbstractContextManager["_HostsAttempt"]):
 
     def __init__(self, folder: Path, spec: backend.AttemptSpec) -> None:
         self._meeting, self._spec = meetings.Meeting(folder), spec
-        self._watch = _Watch(self._meeting)
+        self._watch = _HostWatch(self._meeting)
         self._order: meetings.Order | None = None
         self._shown: tuple[backend.Slice, ...] | None = None
         self._refused: str | None = None
@@ -263,7 +263,7 @@ class _MeetingClient:
         name, secrets, file = uuid.uuid4().hex, request.secrets, request.file
         question = meetings.Question(id=name, secrets=secrets, file=file)
         self._meeting.ask(question)
-        watch, deadline = _Watch(self._meeting), time.monotonic() + _ANSWER_LIMIT_S
+        watch, deadline = _HostWatch(self._meeting), time.monotonic() + _ANSWER_LIMIT_S
         while True:
             hosts = list(watch.look().values())
             answered = sum(state.answer_to(question) is not None for state in hosts)
