@@ -48,8 +48,9 @@ def keys_of(schema: object) -> set[str]:
 
 @pytest.mark.parametrize("name", _OUTPUTS)
 def test_a_schema_is_one_of_json_schema_and_says_all_keys(name: str) -> None:
-    schema = _output_schema(name)
+    schema = json.loads(api.schema(name))
     Draft202012Validator.check_schema(schema)
+    assert schema["$id"] == f"urn:orch:output:{name}"
     sections = [schema, *schema["$defs"].values()]
     objects = [section for section in sections if "properties" in section]
     assert all(item["required"] == [*item["properties"]] for item in objects)
@@ -104,7 +105,7 @@ def test_forecasts_of_studies_and_explanations_are_as_their_schemas_say() -> Non
 
 def test_studies_are_as_their_schemas_say(tmp_path: Path) -> None:
     scaled = finished_study(tmp_path, study_of(1, 2), lambda _, repeat: 0.5 * repeat)
-    assert not faults("study", api.status(scaled.key, tmp_path))
+    assert not faults("study-status", api.status(scaled.key, tmp_path))
     assert not faults("scaling-report", api.report(scaled.key, tmp_path))
     sweep = swept(tmp_path, sweep_of("1e-3", "3e-3"), [[2.0] * 40, [1.0] * 40])
     assert not faults("sweep-report", api.report(sweep.key, tmp_path))

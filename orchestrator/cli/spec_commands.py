@@ -57,9 +57,9 @@ def schema_command(output: str | None, of_study: bool, key: str | None) -> None:
     OUTPUT is serving, the schema of a serving spec, or what a command prints with --json, with all
     its keys: error, plan, plan-diff, scaling, sweep, offers, serving-plan, serving-offers,
     serving-frontier, serving-load, serving-explanation, serving-score, explanation, proof,
-    proof-diff, score, own-score, gpu-score, program-search, run, status, study, log-line, report,
-    step-profile, scaling-report, sweep-report, sync, weights, health, host-check, run-health or
-    profile.
+    proof-diff, score, own-score, gpu-score, program-search, run, status, study-status, log-line,
+    report, step-profile, scaling-report, sweep-report, sync, weights, health, host-check,
+    run-health or profile.
 
     \b
     Example:

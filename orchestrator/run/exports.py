@@ -255,7 +255,7 @@ _OUTPUTS: dict[str, tuple[type, str]] = {
     "gpu-score": (GpuScore, "orch score --kind gpu --json"),
     "run": (run.Run, "orch submit, resume, cancel --json; orch runs --json, each of the list"),
     "status": (run.Status, "orch status RUN --json"),
-    "study": (study.StudyStatus, "orch status STUDY --json"),
+    "study-status": (study.StudyStatus, "orch status STUDY --json"),
     "log-line": (run.LogLine, "orch logs RUN --json, each line"),
     "report": (Report, "orch report RUN --json; orch compare --json, each of the list"),
     "step-profile": (Profile, "orch profile RUN --json"),
