@@ -159,6 +159,24 @@ def test_the_failure_of_a_process_that_dies_has_its_stderr(fake: Fake) -> None:
     assert "F1120 check" in answer.failure.message
 
 
+def test_so_has_that_of_one_that_dies_before_it_is_asked(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody reads the request."""
+    written = codec.to_json
+
+    def once_it_is_dead(request: CompileRequest) -> bytes:
+        [process] = compiler._running
+        process.wait()
+        return written(request)
+
+    fake("import sys; sys.exit('no jax here')")
+    monkeypatch.setattr(codec, "to_json", once_it_is_dead)
+    answer = compiler.compile_plan(REQUEST, lambda _: None)
+    assert answer.failure is not None
+    assert (answer.failure.exit_code, answer.failure.message) == (1, "no jax here\n")
+
+
 def alive(pid: int) -> bool:
     """Whether a process still runs; one that only waits to be reaped does not."""
     try:

@@ -89,7 +89,8 @@ def compile_plan(request: CompileRequest, on_stage: OnStage) -> CompileResult:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             for stream in filter(None, (process.stdin, process.stdout)):
-                stream.close()
+                with suppress(BrokenPipeError):  # a request that the process never read
+                    stream.close()
 
 
 def _result(

@@ -3,7 +3,7 @@
 import json
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -212,7 +212,7 @@ def _write_weights(request: WeightsRequest, report: Progress) -> WeightsResult:
         assert process.stdout
         assert process.stderr
         try:
-            with process.stdin as stdin:
+            with suppress(BrokenPipeError), process.stdin as stdin:  # a dead process says why below
                 stdin.write(codec.to_json(request).decode() + "\n")
             for line in process.stdout:
                 message: dict[str, Any] = json.loads(line)
