@@ -107,8 +107,7 @@ def test_a_slice_of_one_chip_has_a_host_of_one_chip() -> None:
 def test_other_chips_have_no_proof() -> None:
     """The error says what has one, and how to go on."""
     plan = plan_of(chip="h100", topology="8")
-    unnamed = table("chips/h100.toml")
-    del unnamed["xla_gpu"]
+    unnamed = {key: value for key, value in table("chips/h100.toml").items() if key != "xla_gpu"}
     with pytest.raises(ProofUnavailable, match=r"know a100, .*, and no mine\n.*--no-prove"):
         _target(replace(plan, chip="mine", chip_definition=unnamed))
 
