@@ -5,6 +5,7 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -102,6 +103,27 @@ def test_who_waited_for_a_run_reads_it_at_once(
     copies.refresh_file(first)
     submitted = journal.create_run(folder, run_request(), "nightly")
     assert submitted.journal.submission() == submitted.journal.state().submitted.submission
+
+
+def test_a_late_answer_removes_no_copy_that_has_come_meanwhile(
+    one_bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One reader hears that nothing is there, after another has read what was written since."""
+    monkeypatch.setattr(copies, "_FRESH_S", float("inf"))
+    first = runs(one_bucket) / "nightly" / "events" / "000001.json"
+    ask = Bucket.read_if_changed
+
+    def late(*asked: Any) -> Any:
+        monkeypatch.setattr(Bucket, "read_if_changed", ask)
+        try:
+            return ask(*asked)
+        finally:
+            journal.create_run(runs(one_bucket), run_request(), "nightly")
+            copies.refresh_file(first)
+
+    monkeypatch.setattr(Bucket, "read_if_changed", late)
+    copies.refresh_file(first)
+    assert first.exists()
 
 
 def test_a_run_that_was_not_written_whole_is_none(

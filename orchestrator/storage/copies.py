@@ -49,12 +49,14 @@ def refresh_file(path: Path) -> None:
     if segments.is_grown(path):
         segments.pull(place)
         return
+    was_here = path.exists()
     try:
         got = place.bucket.read_if_changed(place.name, _known_version(path))
     except FileNotFoundError:
-        _versions.pop(path, None)
-        with suppress(OSError):
-            path.unlink()
+        if was_here:  # one that has come meanwhile is newer than this answer
+            _versions.pop(path, None)
+            with suppress(OSError):
+                path.unlink()
         return
     if got is not None:
         _keep(path, *got)
