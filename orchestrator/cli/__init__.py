@@ -128,20 +128,24 @@ def _report(error: click.exceptions.Abort | click.ClickException | OrchError) ->
     elif isinstance(error, click.exceptions.NoArgsIsHelpError):  # a group with no command
         error.show()
     else:
-        # The help of the command that was typed.
-        names, context = ["orch"], click.Context(click.Command(None))
-        command: click.Group = orch
-        for word in sys.argv[1:]:
-            inner = command.get_command(context, word)
-            names += [word] if inner else []
-            if not isinstance(inner, click.Group):
-                break
-            command = inner
-        text = error.format_message()
+        text, names = error.format_message(), typed_command()
         if len(names) == 1 and (meant := _ELSEWHERE.get(next(iter(sys.argv[1:]), ""))):
             text, names = f"{text} `orch {meant}` does that.", [*names, meant]
         report(Usage(text, next_command=" ".join([*names, "--help"])))
     return error.exit_code
+
+
+def typed_command() -> list[str]:
+    """Return the words of the command that was typed: `orch`, a command, and one of its own."""
+    names, context = ["orch"], click.Context(click.Command(None))
+    command: click.Group = orch
+    for word in sys.argv[1:]:
+        inner = command.get_command(context, word)
+        names += [word] if inner else []
+        if not isinstance(inner, click.Group):
+            break
+        command = inner
+    return names
 
 
 # The arguments and options that commands share.

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from orchestrator import errors
+from orchestrator.cli import typed_command
 from orchestrator.evidence.score.published_runs import Unscorable
 from orchestrator.journal.files import RunPaths
 from orchestrator.journal.listing import is_run
@@ -129,15 +130,9 @@ def next_after(error: errors.OrchError) -> str:
         case errors.NotAnswered():
             return as_typed(more=("--yes",))
         case errors.SpecError():  # the help of the command that was typed
-            return _help_command()
+            return " ".join([*typed_command(), "--help"])
         case _:
             return f"orch doctor{given.get('--address', '')}"
-
-
-def _help_command() -> str:
-    names = [word for word in sys.argv[1:3] if word.isalpha()]
-    known = names if names[:1] in (["export"], ["import"], ["data"]) else names[:1]
-    return " ".join(["orch", *known, "--help"])
 
 
 def _after_problems(error: SpecProblems) -> str:
@@ -154,7 +149,7 @@ def _after_problems(error: SpecProblems) -> str:
             return f"orch status {first.file}"
         if sys.argv[1:3] in (["plan", first.file], ["submit", first.file]):
             return f"orch init {first.file}{'' if Path(first.file).suffix else '.yaml'}"
-        return _help_command()
+        return " ".join([*typed_command(), "--help"])
     if len(error.problems) == 1 and (corrected := _corrected_override(first)):
         return as_typed(changed=corrected)
     meant = first.suggestion.value if first.suggestion and first.code == "unknown-key" else ""
