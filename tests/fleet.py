@@ -13,7 +13,8 @@ from math import inf
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from orchestrator.drive.driver import Clock, Driver
+from orchestrator.drive.driver import Driver
+from orchestrator.drive.monitor import Clock
 from orchestrator.formatting import DAY_S
 from orchestrator.journal.events import (
     AnyEvent,

@@ -10,13 +10,8 @@ import pytest
 from orchestrator import formatting as fmt
 from orchestrator import journal
 from orchestrator.drive import worker
-from orchestrator.drive.driver import (
-    _AttemptEnd,
-    _explain_failure,
-    _select,
-    _SliceRequest,
-    _wait_text,
-)
+from orchestrator.drive.driver import _select, _SliceRequest, _wait_text
+from orchestrator.drive.monitor import AttemptEnd, explain_failure
 from orchestrator.errors import JournalUnreadable, SpecError
 from orchestrator.launch import provenance
 from orchestrator.launch.backend import Slice, WorkerArgs
@@ -105,8 +100,8 @@ def test_the_arithmetic_of_waiting_is_said() -> None:
 def test_a_host_that_is_gone_is_a_preemption() -> None:
     """Whatever the processes said of it; the rank that died first is named all the same."""
     died = beat(3, error="XlaRuntimeError: connection closed")
-    ending = _explain_failure(died, "Ray's words", ("a", "b", "c"), slices("a", broken=("b",)))
-    assert ending == _AttemptEnd(
+    ending = explain_failure(died, "Ray's words", ("a", "b", "c"), slices("a", broken=("b",)))
+    assert ending == AttemptEnd(
         reason="preemption",
         error="slice b has 1 of 2 hosts left; slice c is gone",
         first_dead_rank=3,
@@ -117,11 +112,11 @@ def test_an_error_is_the_first_dead_ranks() -> None:
     """Not what the launcher made of it; one that died silently has no error to compare."""
     here = slices("a", "b")
     heartbeat_with_error = beat(1, error="ValueError: no")
-    assert _explain_failure(heartbeat_with_error, "Ray's", "ab", here) == _AttemptEnd(
+    assert explain_failure(heartbeat_with_error, "Ray's", "ab", here) == AttemptEnd(
         reason="failure", error="ValueError: no", first_dead_rank=1
     )
-    assert _explain_failure(beat(1), "Ray's", "ab", here).error is None
-    assert _explain_failure(None, "no controller", "ab", None) == _AttemptEnd(
+    assert explain_failure(beat(1), "Ray's", "ab", here).error is None
+    assert explain_failure(None, "no controller", "ab", None) == AttemptEnd(
         reason="failure", error="no controller"
     )
     assert beat(1).process == ME
@@ -245,8 +240,8 @@ def step_of(index: int) -> Step:
 def test_an_error_of_a_program_repeats(repeats: bool) -> None:
     """The first dead rank says so; a backend does not know."""
     dead = beat(0, error="ProgramFailed: it raised", error_repeats=repeats)
-    assert _explain_failure(dead, "worker died", (), None).repeats is repeats
-    assert not _explain_failure(None, "worker died", (), None).repeats
+    assert explain_failure(dead, "worker died", (), None).repeats is repeats
+    assert not explain_failure(None, "worker died", (), None).repeats
 
 
 def test_a_step_has_a_peak_where_the_forecast_is_for_these_devices(

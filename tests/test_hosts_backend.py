@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from orchestrator import journal
-from orchestrator.drive.driver import Driver, _explain_failure, run_to_end
+from orchestrator.drive.driver import Driver, run_to_end
+from orchestrator.drive.monitor import explain_failure
 from orchestrator.errors import Superseded
 from orchestrator.journal import boundary
 from orchestrator.launch.backend import (
@@ -307,7 +308,7 @@ def test_a_host_that_goes_between_choice_and_start_ends_the_attempt(
     assert f"slice-{min(gone)}" in event.error
     assert Meeting(meeting).order() is None
     used = ("slice-0", "slice-1")
-    assert _explain_failure(None, event.error, used, attempt.slices()).reason == "preemption"
+    assert explain_failure(None, event.error, used, attempt.slices()).reason == "preemption"
 
 
 def join_without_processes(

@@ -11,8 +11,9 @@ from typing import Any, Self
 import pytest
 
 from orchestrator import journal
-from orchestrator.drive import driver
-from orchestrator.drive.driver import Driver, _AttemptEnd, _Monitor
+from orchestrator.drive import monitor
+from orchestrator.drive.driver import Driver
+from orchestrator.drive.monitor import AttemptEnd, Monitor
 from orchestrator.journal import liveness
 from orchestrator.journal.heartbeat import HeartbeatWriter
 from orchestrator.launch.backend import AttemptEvent, DeadRank, Slice, WorkerArgs, describe_exit
@@ -57,7 +58,7 @@ class ScriptedAttempt:
 @contextmanager
 def watched(
     tmp_path: Path, attempt: ScriptedAttempt, hang_limit_s: float = 60.0
-) -> Iterator[tuple[journal.Writer, _Monitor]]:
+) -> Iterator[tuple[journal.Writer, Monitor]]:
     """The first attempt of a run, about to be watched."""
     writer = claimed_run(tmp_path)
     number = writer.start_attempt(tiny_plan(), SLICES)
@@ -69,7 +70,7 @@ def watched(
         plan_digest=tiny_plan().digest,
         heartbeat_s=BEAT_S,
     )
-    yield writer, _Monitor(writer, attempt, args, SLICES, hang_limit_s)
+    yield writer, Monitor(writer, attempt, args, SLICES, hang_limit_s)
 
 
 def beating(writer: journal.Writer, rank: int, every_s: float = BEAT_S) -> HeartbeatWriter:
@@ -97,14 +98,14 @@ def test_an_attempt_that_does_all_its_steps_is_finished(tmp_path: Path) -> None:
     with watched(tmp_path, ScriptedAttempt(AttemptEvent(ended=True))) as (writer, watch):
         with beating(writer, 0):
             pass
-        assert watch.wait_for_end() == _AttemptEnd(reason="finished")
+        assert watch.wait_for_end() == AttemptEnd(reason="finished")
 
 
 def test_an_attempt_whose_ranks_did_their_work_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A while later, where what carries it out is stopped; not while one of two goes on."""
-    monkeypatch.setattr(driver, "_DONE_LIMIT_S", 0.2)
+    monkeypatch.setattr(monitor, "_DONE_LIMIT_S", 0.2)
     with watched(tmp_path, ScriptedAttempt(), hang_limit_s=1.0) as (writer, watch):
         with beating(writer, 0):
             pass
@@ -112,7 +113,7 @@ def test_an_attempt_whose_ranks_did_their_work_is_finished(
             hang = watch.wait_for_end()
             assert (hang.reason, hang.first_dead_rank) == ("hang", 1)
         began_s = time.monotonic()
-        assert watch.wait_for_end() == _AttemptEnd(reason="finished")
+        assert watch.wait_for_end() == AttemptEnd(reason="finished")
         assert time.monotonic() - began_s > 0.2
 
 
@@ -120,7 +121,7 @@ def test_an_error_is_found_before_the_launcher_tells(tmp_path: Path) -> None:
     """The rank that raised is named, and its error shown; those that live still are not blamed."""
     with watched(tmp_path, ScriptedAttempt()) as (writer, watch), beating(writer, 0):
         raises(writer, 1, ValueError("out of luck"))
-        assert watch.wait_for_end() == _AttemptEnd(
+        assert watch.wait_for_end() == AttemptEnd(
             reason="failure", error="ValueError: out of luck", first_dead_rank=1
         )
 
@@ -130,7 +131,7 @@ def test_of_two_dead_ranks_the_first_is_named(tmp_path: Path) -> None:
     """One falls silent; the other dies of that, and says so."""
     with watched(tmp_path, ScriptedAttempt()) as (writer, watch), beating(writer, 0, every_s=600.0):
         raises(writer, 1, RuntimeError("connection closed by peer"))
-        assert watch.wait_for_end() == _AttemptEnd(reason="failure", first_dead_rank=0)
+        assert watch.wait_for_end() == AttemptEnd(reason="failure", first_dead_rank=0)
 
 
 def test_a_slow_rank_is_not_taken_for_dead(tmp_path: Path) -> None:
@@ -147,7 +148,7 @@ def test_a_lost_host_is_no_failure(tmp_path: Path) -> None:
     with watched(tmp_path, attempt) as (writer, watch), beating(writer, 0):
         with beating(writer, 1, every_s=600.0):
             ending = watch.wait_for_end()
-        assert ending == _AttemptEnd(
+        assert ending == AttemptEnd(
             reason="preemption", error="slice pod-1 is gone", first_dead_rank=1
         )
 
@@ -158,7 +159,7 @@ def test_the_backends_error_counts_where_no_rank_has_one(tmp_path: Path) -> None
         _,
         watch,
     ):
-        assert watch.wait_for_end() == _AttemptEnd(reason="failure", error="no controller")
+        assert watch.wait_for_end() == AttemptEnd(reason="failure", error="no controller")
 
 
 DEAD = DeadRank(rank=1, host="h", slice_name="pod-1", how=describe_exit(-9))
@@ -170,9 +171,7 @@ UNSEEN = "rank 1 was killed (signal 9) (host h, slice pod-1), before its first h
 def test_a_rank_that_died_before_its_first_heartbeat_is_named(tmp_path: Path) -> None:
     """It had not joined the others: they end because of it, and say so later."""
     with watched(tmp_path, ScriptedAttempt(DEATH)) as (writer, watch), beating(writer, 0):
-        assert watch.wait_for_end() == _AttemptEnd(
-            reason="failure", error=UNSEEN, first_dead_rank=1
-        )
+        assert watch.wait_for_end() == AttemptEnd(reason="failure", error=UNSEEN, first_dead_rank=1)
 
 
 @pytest.mark.usefixtures("elsewhere")
@@ -192,7 +191,7 @@ def test_a_rank_that_died_unseen_with_its_slice_is_named(tmp_path: Path) -> None
     """The loss of the slice is a preemption."""
     attempt = ScriptedAttempt(DEATH, slices=WHOLE[:1])
     with watched(tmp_path, attempt) as (_, watch):
-        assert watch.wait_for_end() == _AttemptEnd(
+        assert watch.wait_for_end() == AttemptEnd(
             reason="preemption", error="slice pod-1 is gone", first_dead_rank=1
         )
 
@@ -226,7 +225,7 @@ def test_a_stop_during_start_up_waits_for_nothing(tmp_path: Path) -> None:
     """No step is done, so nothing would be saved."""
     with watched(tmp_path, ScriptedAttempt()) as (writer, watch), beating(writer, 0):
         journal.request_cancel(writer.journal)
-        assert watch.wait_for_end() == _AttemptEnd(reason="cancelled")
+        assert watch.wait_for_end() == AttemptEnd(reason="cancelled")
 
 
 def test_a_stop_later_waits_for_the_last_checkpoint(tmp_path: Path) -> None:
@@ -238,7 +237,7 @@ def test_a_stop_later_waits_for_the_last_checkpoint(tmp_path: Path) -> None:
         assert not watch._must_stop()
         assert writer.run().state == "stopping"
         attempt.events.put(AttemptEvent(ended=True))
-        assert watch.wait_for_end() == _AttemptEnd(reason="cancelled")
+        assert watch.wait_for_end() == AttemptEnd(reason="cancelled")
 
 
 def test_a_stop_at_once_waits_for_nothing(tmp_path: Path) -> None:
@@ -246,7 +245,7 @@ def test_a_stop_at_once_waits_for_nothing(tmp_path: Path) -> None:
     with watched(tmp_path, ScriptedAttempt()) as (writer, watch), beating(writer, 0):
         write_steps(writer.journal.path, 1, range(3))
         journal.request_cancel(writer.journal, at_once=True)
-        assert watch.wait_for_end() == _AttemptEnd(reason="cancelled")
+        assert watch.wait_for_end() == AttemptEnd(reason="cancelled")
 
 
 @pytest.mark.parametrize(
