@@ -24,7 +24,7 @@ from orchestrator.network.rematerialization import POLICIES, policy, remat_of, t
 from orchestrator.planning import flops
 from orchestrator.planning.calibrated import layout_of
 from orchestrator.planning.collectives import Exchange, exchanges
-from orchestrator.planning.search import _all_policies
+from orchestrator.planning.fastest_ways import _all_policies
 from orchestrator.values.model import LatentDimensions, MixtureOfExperts, Model
 from orchestrator.values.plan import Plan
 from orchestrator.values.spec import MeshRequest, Precision, TensorTreatments

@@ -12,6 +12,7 @@ import pytest
 from orchestrator.catalog.published import shared_efficiency
 from orchestrator.network.mesh_axes import ICI_AXES, ways
 from orchestrator.network.rematerialization import Policy, policy, remat_of
+from orchestrator.planning.fastest_ways import _PolicyArray, policy_array, searched_policies
 from orchestrator.planning.feasibility import placements, sizes_by_name
 from orchestrator.planning.forecast import step_bounds
 from orchestrator.planning.layout import Training
@@ -32,13 +33,10 @@ from orchestrator.planning.search import (
     MEMORY_MARGIN,
     Choice,
     SearchRequest,
-    _PolicyArray,
     layout_of_choice,
     layout_of_rows,
-    policy_array,
     search,
     search_request,
-    searched_policies,
 )
 from orchestrator.planning.step_work import (
     host_bytes,

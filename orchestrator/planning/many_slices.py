@@ -23,7 +23,7 @@ import numpy as np
 from orchestrator.network.mesh_axes import DCN_AXES, PIPELINE, SLICE_REPLICAS
 from orchestrator.network.rematerialization import Treatments
 from orchestrator.planning import feasibility, search
-from orchestrator.planning.fastest_ways import fastest_ways
+from orchestrator.planning.fastest_ways import fastest_ways, policy_array, searched_policies
 from orchestrator.planning.layout import Number, Training
 from orchestrator.planning.memory import peak_bytes
 from orchestrator.planning.ranking import SURE_WITHIN, best_choice, contenders, expected_s_of, pick
@@ -196,8 +196,8 @@ class _SlicesSearch:
     ) -> None:
         self.requests, self.table, self.margin = requests, table, margin
         request = requests[0]
-        self.policies = search.searched_policies(request.chip, request.experiment)
-        self.treated = search.policy_array(self.policies, request.experiment.model)
+        self.policies = searched_policies(request.chip, request.experiment)
+        self.treated = policy_array(self.policies, request.experiment.model)
         self.bounds = np.full(len(table.slice), np.inf)
         self.row_bounds = np.full(len(table.key_of_row), -np.inf)
         self.best = np.full(len(requests), np.inf)

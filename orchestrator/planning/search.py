@@ -2,19 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache
-from itertools import chain, combinations_with_replacement, pairwise, product
+from itertools import chain, pairwise
 from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from orchestrator import catalog
 from orchestrator.catalog.chips import Chip, Topology
 from orchestrator.network import rematerialization
 from orchestrator.network.decoder import decoder
-from orchestrator.network.description import Block, LatentAttention
 from orchestrator.network.mesh_axes import (
     DCN_AXES,
     GATHERED,
@@ -23,7 +20,13 @@ from orchestrator.network.mesh_axes import (
     SLICE_REPLICAS,
     ways,
 )
-from orchestrator.planning.fastest_ways import LeastMemory, Ways, fastest_ways
+from orchestrator.planning.fastest_ways import (
+    LeastMemory,
+    Ways,
+    fastest_ways,
+    policy_array,
+    searched_policies,
+)
 from orchestrator.planning.feasibility import (
     Sizes,
     batch_range,
@@ -57,92 +60,7 @@ from orchestrator.planning.torus import (
     rows_of_links,
 )
 from orchestrator.values.codec import Treatment
-from orchestrator.values.model import Model
 from orchestrator.values.spec import Experiment, MeshRequest, Remat, Spec
-
-_TREATMENTS: tuple[Treatment, ...] = ("keep", "offload", "recompute")
-
-
-@dataclass(frozen=True)
-class _PolicyArray:
-    """A policy at each place of an array; `treated` has each tensor's treatments, as numbers."""
-
-    treated: dict[str, NDArray[np.int8]]
-
-    def share(self, tensor: str, treatment: Treatment) -> NDArray[np.bool_]:
-        return np.equal(self.treated[tensor], _TREATMENTS.index(treatment))
-
-    @property
-    def needs_host(self) -> bool:
-        return any(self.share(tensor, "offload").any() for tensor in self.treated)
-
-    def __getitem__(self, places: Any) -> "_PolicyArray":
-        return _PolicyArray({name: array[places] for name, array in self.treated.items()})
-
-
-def policy_array(policies: Sequence[rematerialization.Policy], model: Model) -> _PolicyArray:
-    treated = {}
-    for name in (tensor.name for tensor in decoder(model).tensors):
-        numbers = [_TREATMENTS.index(each.treatment(name)) for each in policies]
-        treated[name] = np.array(numbers, np.int8)
-    return _PolicyArray(treated)
-
-
-def searched_policies(chip: Chip, experiment: Experiment) -> tuple[rematerialization.Policy, ...]:
-    if experiment.remat != rematerialization.AUTO:
-        return (rematerialization.policy(experiment.remat),)
-    # The catalog has the rate of the link to the host, and the host's memory.
-    knows_host = chip.host_link_bytes_per_s is not None and chip.host_bytes is not None
-    return _all_policies(experiment.model, offloads=knows_host)
-
-
-@cache
-def _all_policies(model: Model, *, offloads: bool) -> tuple[rematerialization.Policy, ...]:
-    """Return every way to treat the tensors of a block, except those that gain nothing. Queries,
-    keys and values are treated alike, and all latents. Of the MLP's inputs the first is never
-    treated better than the next. The block's input is never recomputed.
-    """
-    network = decoder(model)
-    treatments = [each for each in _TREATMENTS if offloads or each != "offload"]
-
-    # Names of tensors that are treated alike in all blocks: the input, the latents if attention has
-    # them, its inputs, its result, the stream after it; last, the inputs of the MLP.
-    def tensors(block: Block) -> list[list[str]]:
-        attention = block.attention
-        latents = attention.latents if isinstance(attention, LatentAttention) else ()
-        outputs = [
-            [matmul.output.name for matmul in matmuls]
-            for matmuls in (latents, attention.inputs, (attention.output,), block.mlp.inputs)
-            if matmuls
-        ]
-        return [[block.input.name], *outputs[:-2], [attention.result.name], *outputs[-2:]]
-
-    by_place = zip(*map(tensors, network.blocks), strict=True)
-    *groups, mlp_inputs = [tuple(dict.fromkeys(chain(*blocks))) for blocks in by_place]
-    groups += [(name,) for name in mlp_inputs]
-    mlp_treatments = list(combinations_with_replacement(treatments[::-1], len(mlp_inputs)))[::-1]
-    others = len(groups) - len(mlp_inputs) - 1
-
-    def treated(each: rematerialization.Policy) -> tuple[Treatment, ...]:
-        return tuple(each.treatment(tensor.name) for tensor in network.tensors)
-
-    # An MLP without a gate has fewer tensors, and policies with the names of those with one.
-    named = {treated(known): known for known in rematerialization.POLICIES.values()}
-    found = []
-    for first, *middle, mlp in product(
-        [each for each in treatments if each != "recompute"],
-        *[treatments] * others,
-        mlp_treatments,
-    ):
-        chosen = list(zip(groups, (first, *middle, *mlp), strict=True))
-        keep, offload = (
-            frozenset(chain(*(group for group, treatment in chosen if treatment == wanted)))
-            for wanted in ("keep", "offload")
-        )
-        made = rematerialization.Policy(keep=keep, offload=offload)
-        found.append(named.get(treated(made), made))
-    return tuple(found)
-
 
 # `remat: auto` leaves this share of HBM, and of the host's memory, free: the forecast may be off by
 # that much (docs/proof-bench.md).
