@@ -24,7 +24,7 @@ from orchestrator.run import submit as submit_module
 from orchestrator.run.progress import Tracked
 from orchestrator.show import study_screens
 from orchestrator.show.pages import _scaling_page
-from orchestrator.tracking.mlflow.export import _study_points
+from orchestrator.tracking.mlflow.metrics import of_study
 from orchestrator.values.plan import Plan
 from orchestrator.values.run import EndState
 from orchestrator.values.study import ScalingReport
@@ -303,7 +303,7 @@ def test_detach_is_refused(
 def test_mlflow_has_three_lines_over_pods(tmp_path: Path) -> None:
     """Measured, expected and roofline at each number of pods; of a rehearsal the measured alone."""
     report = scaling_report(tmp_path, lambda *_: 0.5)
-    points = {(point.name, point.step): point.value for point in _study_points(report, 9.0)}
+    points = {(point.name, point.step): point.value for point in of_study(report, 9.0)}
     trials = [trial for trial in report.trials if trial.measured and trial.predicted]
     for trial, pods in zip(trials, (1, 2, 4), strict=True):
         assert trial.measured
@@ -315,7 +315,7 @@ def test_mlflow_has_three_lines_over_pods(tmp_path: Path) -> None:
         rate = trial.measured.tokens_per_s_per_chip.median
         assert points["speed/measured", pods] == rate * trial.chips
     alone = replace(report, trials=tuple(replace(t, not_compared="cpu_rehearsal") for t in trials))
-    names = {point.name for point in _study_points(alone, 9.0)}
+    names = {point.name for point in of_study(alone, 9.0)}
     assert names == {"scaling/measured", "speed/measured"}
 
 
@@ -329,5 +329,5 @@ def test_mlflow_gets_a_trial_with_its_last_repeat(tmp_path: Path) -> None:
         ({"1.2": "failed"}, {1, 2, 4}),
     ):
         begun = replace(first, done=report.repeats - 1, unfinished=unfinished)
-        points = _study_points(replace(report, trials=(begun, *others)), 9.0)
+        points = of_study(replace(report, trials=(begun, *others)), 9.0)
         assert {point.step for point in points} == steps

@@ -24,7 +24,7 @@ from orchestrator.planning.planner import make_plan
 from orchestrator.reading.load_study import load_study
 from orchestrator.reading.problems import SpecProblems
 from orchestrator.show.study_screens import _ranked, forecast_screen, study_report_screen
-from orchestrator.tracking.mlflow.export import _study_points
+from orchestrator.tracking.mlflow.metrics import of_study
 from orchestrator.values.run import Attempt
 from orchestrator.values.study import Study, SweepForecast, SweepReport, Trial
 from tests.conftest import ROOT, RunOrch
@@ -249,7 +249,7 @@ def test_the_page_and_json_of_a_sweep(orch: RunOrch, done: StudyJournal, tmp_pat
 
 
 def test_mlflow_has_the_loss_of_each_trial(done: StudyJournal) -> None:
-    points = _study_points(report_of_study(done), 9.0)
+    points = of_study(report_of_study(done), 9.0)
     assert {(point.name, point.step, point.value) for point in points} == {
         ("sweep/loss", 1, 5.0), ("sweep/loss", 2, 4.0), ("sweep/loss", 3, 6.0),
         ("sweep/loss", 4, 8.0), ("sweep/loss", 5, 3.0),

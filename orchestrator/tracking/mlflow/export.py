@@ -34,7 +34,7 @@ from orchestrator.storage.addresses import address
 from orchestrator.tracking.destinations import RunNotRecorded
 from orchestrator.tracking.mlflow import metrics
 from orchestrator.tracking.mlflow.descriptions import describe, study_table
-from orchestrator.tracking.mlflow.metrics import NOT_IN_A_NAME, MetricPoint, of_plan, of_proof
+from orchestrator.tracking.mlflow.metrics import NOT_IN_A_NAME, MetricPoint
 from orchestrator.tracking.mlflow.store import (
     MOST_PARAMS,
     MOST_POINTS,
@@ -85,16 +85,16 @@ def description(journal: Journal, run: Run, parent: str | None) -> _Description:
     plans = {attempt.number: _plan_of(journal, attempt.plan_digest) for attempt in run.attempts}
     newest = _plan_of(journal, run.plan_digest)
     first = plans[run.attempts[0].number] if run.attempts else newest
-    points = of_plan(first, run.submitted_at_s, 0) if first else []
+    points = metrics.of_plan(first, run.submitted_at_s, 0) if first else []
     for attempt in run.attempts[1:]:
         plan = plans[attempt.number]
         if plan and plan != plans[attempt.number - 1]:
-            points += of_plan(plan, attempt.started_at_s, attempt.number - 1)
+            points += metrics.of_plan(plan, attempt.started_at_s, attempt.number - 1)
     proof = None
     with suppress(JournalUnreadable):  # a rehearsal has the proof of the plan that it rehearses
         proof = journal.proof(journal.full_plan(run).digest)
     if proof:
-        points += of_proof(proof, run.submitted_at_s)
+        points += metrics.of_proof(proof, run.submitted_at_s)
     return _Description(
         params=_params(journal.spec()), tags=_tags(run, parent, newest, proof), points=tuple(points)
     )
@@ -261,42 +261,6 @@ _PARENT_STATUS: dict[studies.StudyState, Status] = {
 }
 
 
-# --- the points of a study's MLflow run: MFU and speed over pods, or the losses of a sweep
-
-
-def _study_points(
-    report: studies.ScalingReport | studies.SweepReport, at_s: float
-) -> list[MetricPoint]:
-    # Those of a trial come once no run of it will change them: a server takes no point back.
-    points: list[MetricPoint] = []
-    if isinstance(report, studies.SweepReport):
-        for trial in report.trials:
-            points += metrics.finite({metrics.SWEEP_LOSS: trial.loss}, at_s, trial.number)
-        return points
-    several = len({tuple(trial.series.items()) for trial in report.trials}) > 1
-    for measured_trial in report.trials:
-        plan, measured = measured_trial.predicted, measured_trial.measured
-        failed = sum(state not in LIVE for state in measured_trial.unfinished.values())
-        is_ended = measured_trial.done + failed >= report.repeats
-        if plan is None or measured is None or not is_ended:
-            continue
-        # Measured, expected and roofline, at its number of pods. A rehearsal without a forecast of
-        # its own has only the measured line.
-        mfu = {"measured": measured.mfu.median if measured.mfu else None}
-        speed: dict[str, float | None] = {"measured": measured.tokens_per_s_per_chip.median}
-        if measured_trial.not_compared is None:
-            rate = plan.tokens_per_s_per_chip
-            mfu |= {"expected": plan.mfu.expected, "roofline": plan.mfu.lower}
-            speed |= {"expected": rate.expected, "roofline": rate.lower}
-        series = ", ".join(f"{key} {text}" for key, text in measured_trial.series.items())
-        suffix = metrics.NOT_IN_A_NAME.sub("_", f" {series}") if several else ""
-        values = {metrics.OF_PODS[what] + suffix: value for what, value in mfu.items()}
-        for what, value in speed.items():
-            values[metrics.SPEED_OF_PODS[what] + suffix] = value and value * measured_trial.chips
-        points += metrics.finite(values, at_s, plan.pods)
-    return points
-
-
 def _parent_of(journal: Journal, run: Run, store: Store) -> str | None:
     """Return the id of the MLflow run of a run's study; create it when it is missing."""
     if run.study is None:
@@ -323,7 +287,7 @@ def _parent_of(journal: Journal, run: Run, store: Store) -> str | None:
     # The curves of the study, where they have changed.
     report = report_of_study(study)
     ended = [member.ended_at_s for member in study.status().runs if member.ended_at_s]
-    points = _study_points(report, max(ended, default=opened.at_s))
+    points = metrics.of_study(report, max(ended, default=opened.at_s))
     tags = {_CURVES: codec.digest(points)}
     if parent.tags.get(_CURVES) != tags[_CURVES]:
         best = report.best if isinstance(report, studies.SweepReport) else None

@@ -14,7 +14,8 @@ from orchestrator.values.codec import Value
 from orchestrator.values.plan import Plan
 from orchestrator.values.proof import Proof
 from orchestrator.values.report import Badput, PredictionKind, Report
-from orchestrator.values.run import Step, TimedStep
+from orchestrator.values.run import LIVE, Step, TimedStep
+from orchestrator.values.study import ScalingReport, SweepReport
 
 # MLflow takes no other characters in a name.
 NOT_IN_A_NAME = re.compile(r"[^\w\-. /]")
@@ -84,11 +85,11 @@ _OF_ENDINGS = (
 )  # fmt: skip
 
 # A study's run has the number of pods as its step. Of several series, each ends in its own name.
-OF_PODS: dict[str, str] = {what: f"scaling/{what}" for what in ("measured", "expected", "roofline")}
-SPEED_OF_PODS: dict[str, str] = {what: f"speed/{what}" for what in OF_PODS}
+_OF_PODS = {what: f"scaling/{what}" for what in ("measured", "expected", "roofline")}
+_SPEED_OF_PODS = {what: f"speed/{what}" for what in _OF_PODS}
 # A sweep's run has the number of the trial as its step.
-SWEEP_LOSS = "sweep/loss"
-_OF_STUDIES = (*OF_PODS.values(), *SPEED_OF_PODS.values(), SWEEP_LOSS)
+_SWEEP_LOSS = "sweep/loss"
+_OF_STUDIES = (*_OF_PODS.values(), *_SPEED_OF_PODS.values(), _SWEEP_LOSS)
 
 # Only a run in stages, or with evaluations, has these.
 _STAGE, _STEPS_DOLLARS = "learning/stage", "summary/dollars_of_steps"
@@ -179,3 +180,35 @@ def of_ending(report: Report, at_s: float) -> list[MetricPoint]:
         named[_GOODPUT] = time.goodput
         named |= {_BADPUT[cause]: time.badput_s[cause] for cause in _BADPUT}
     return finite(named, at_s, report.steps_done)
+
+
+def of_study(report: ScalingReport | SweepReport, at_s: float) -> list[MetricPoint]:
+    """The points of a study's MLflow run: MFU and speed over pods, or the losses of a sweep."""
+    # Those of a trial come once no run of it will change them: a server takes no point back.
+    points: list[MetricPoint] = []
+    if isinstance(report, SweepReport):
+        for trial in report.trials:
+            points += finite({_SWEEP_LOSS: trial.loss}, at_s, trial.number)
+        return points
+    several = len({tuple(trial.series.items()) for trial in report.trials}) > 1
+    for measured_trial in report.trials:
+        plan, measured = measured_trial.predicted, measured_trial.measured
+        failed = sum(state not in LIVE for state in measured_trial.unfinished.values())
+        is_ended = measured_trial.done + failed >= report.repeats
+        if plan is None or measured is None or not is_ended:
+            continue
+        # Measured, expected and roofline, at its number of pods. A rehearsal without a forecast of
+        # its own has only the measured line.
+        mfu = {"measured": measured.mfu.median if measured.mfu else None}
+        speed: dict[str, float | None] = {"measured": measured.tokens_per_s_per_chip.median}
+        if measured_trial.not_compared is None:
+            rate = plan.tokens_per_s_per_chip
+            mfu |= {"expected": plan.mfu.expected, "roofline": plan.mfu.lower}
+            speed |= {"expected": rate.expected, "roofline": rate.lower}
+        series = ", ".join(f"{key} {text}" for key, text in measured_trial.series.items())
+        suffix = NOT_IN_A_NAME.sub("_", f" {series}") if several else ""
+        values = {_OF_PODS[what] + suffix: value for what, value in mfu.items()}
+        for what, value in speed.items():
+            values[_SPEED_OF_PODS[what] + suffix] = value and value * measured_trial.chips
+        points += finite(values, at_s, plan.pods)
+    return points
