@@ -46,6 +46,8 @@ class Served:
         monkeypatch.setattr("orchestrator.launch.ray.attempt.ray.nodes", list)
         monkeypatch.setattr(attempt, "_fence", lambda *_: [])
         monkeypatch.setattr(attempt, "_train", self.train)
+        # Its thread lasts as long as the process, here that of all tests.
+        monkeypatch.setattr("orchestrator.launch.ray.attempt.metrics.publish", lambda _: None)
         monkeypatch.setattr(os, "_exit", self.exit)
         self.thread = threading.Thread(target=self.serve, daemon=True)
         self.thread.start()
